@@ -17,8 +17,9 @@ from example_project.postgres import PostgresServer, PostgresUnavailable, databa
 
 def ask(url: str, question: str) -> str:
     with psycopg.connect(url, connect_timeout=5) as connection:
-        (answer,) = connection.execute(question).fetchone()
-        return answer
+        row = connection.execute(question).fetchone()
+        assert row is not None
+        return str(row[0])
 
 
 def folder_of(url: str) -> Path:
