@@ -1,0 +1,1 @@
+"""Accounts, charges and refunds over a double-entry ledger."""
