@@ -1,0 +1,62 @@
+"""Which partitions there should be. Times are arguments, so that a test can stand at any midnight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_DAY = timedelta(days=1)
+# Claims slow down with the number of leaves (measured: by half between 9 and 32), so a longer retention gets longer
+# intervals instead of more of them.
+_INTERVALS = 8
+_AHEAD = 2
+
+
+@dataclass(frozen=True, order=True)
+class Interval:
+    """Expiry times from ``lower`` up to, not including, ``upper``."""
+
+    lower: datetime
+    upper: datetime
+
+
+def interval_length(max_retention: timedelta) -> timedelta:
+    return max(_DAY, _DAY * -(-max_retention // (_INTERVALS * _DAY)))
+
+
+def horizon(now: datetime, max_retention: timedelta) -> datetime:
+    """How far the leaves should reach: whatever is sealed now, with two intervals to notice that making them fails."""
+    return now + max_retention + _AHEAD * interval_length(max_retention)
+
+
+def plan(existing: Sequence[Interval], now: datetime, max_retention: timedelta) -> list[Interval]:
+    """The intervals that have no leaf yet, from ``now`` to the horizon, cut at UTC multiples of the interval length.
+
+    Whatever exists stays as it is, also where an earlier setting cut it elsewhere: only gaps are filled.
+    """
+    length = interval_length(max_retention)
+    cursor = _boundary(now, length)
+    end = _boundary(horizon(now, max_retention) + length - timedelta(microseconds=1), length)
+    missing = []
+    for taken in [*sorted(existing), Interval(end, end)]:
+        while cursor < min(taken.lower, end):
+            upper = min(_boundary(cursor, length) + length, taken.lower)
+            missing.append(Interval(cursor, upper))
+            cursor = upper
+        cursor = max(cursor, taken.upper)
+    return missing
+
+
+def reach_of(existing: Sequence[Interval], now: datetime) -> datetime:
+    """The end of the unbroken cover that ``now`` lies in; ``now`` itself where it lies in none."""
+    reach = now
+    for interval in sorted(existing):
+        if interval.lower <= reach < interval.upper:
+            reach = interval.upper
+    return reach
+
+
+def _boundary(moment: datetime, length: timedelta) -> datetime:
+    return _EPOCH + ((moment - _EPOCH) // length) * length

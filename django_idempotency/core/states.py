@@ -1,0 +1,109 @@
+"""The one vocabulary for the life of a key, and the values that storage hands back.
+
+::
+
+                 claim                    seal
+    (no row) ───────────▶ IN_FLIGHT ─────────────▶ SEALED ──▶ (expired: dropped, or replaced by a claim)
+        ▲                 │  ▲   │
+        └─── release ─────┘  └───┘ renew, take over
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from uuid import UUID
+
+
+class State(str, Enum):
+    IN_FLIGHT = "in_flight"
+    """Somebody owns the key; its owner token decides who may seal or release it."""
+
+    SEALED = "sealed"
+    """The outcome is recorded. The record never changes again until it expires."""
+
+
+class IdempotencyMode(str, Enum):
+    ATOMIC = "atomic"
+    """Claim, effect and seal commit together: a process that dies leaves nothing behind."""
+
+    LEASED = "leased"
+    """The claim commits first, under a lease; effect and seal follow in a second, fenced transaction."""
+
+
+@dataclass(frozen=True)
+class RecordedResponse:
+    """A response as a retry will receive it.
+
+    ``headers`` keep their order and their repetitions. ``body`` is None where it was not kept: over
+    ``max_response_bytes``, in which case a retry is told so instead of receiving a part.
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One key as the store knows it. ``lease_left`` is in seconds by the database's clock, negative once lapsed."""
+
+    id: UUID
+    scope: str
+    key: str
+    state: State
+    mode: IdempotencyMode
+    fingerprint: bytes
+    fingerprint_scheme: int
+    owner_token: UUID
+    attempts: int
+    lease_left: float | None = None
+    response: RecordedResponse | None = None
+
+
+class Verdict(str, Enum):
+    """What a claim came to. Never inferred from an empty answer: an empty answer once meant two effects."""
+
+    CLAIMED = "claimed"
+    """The key is ours: run."""
+
+    FOUND = "found"
+    """A record stands, sealed or in flight: replay, refuse, or take over."""
+
+    WAITED = "waited"
+    """A rival's uncommitted claim outlasted ``max_wait``."""
+
+    WRONG_ISOLATION = "wrong_isolation"
+    """The transaction is not READ COMMITTED, where a claim can be doubled."""
+
+
+class Sealing(str, Enum):
+    """What an attempt to seal came to."""
+
+    SEALED = "sealed"
+    LOST = "lost"
+    """The owner token is no longer ours: roll everything back."""
+
+    NO_PARTITION = "no_partition"
+    """Nothing covers the expiry time: make the partition and seal again."""
+
+
+@dataclass(frozen=True)
+class ClaimAnswer:
+    verdict: Verdict
+    record: Record | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a caller brings to the store in order to own a key. Durations are in seconds."""
+
+    id: UUID
+    scope: str
+    key: str
+    fingerprint: bytes
+    fingerprint_scheme: int
+    owner_token: UUID
+    mode: IdempotencyMode
+    lease: float
+    max_wait: float

@@ -1,0 +1,266 @@
+"""``IdempotencyMixin``: the way of one request through a REST framework view.
+
+``dispatch`` is called once and never copied. Between ``initial`` and the handler stands a guard around this request's
+bound handler, so that authentication, permissions and throttles, also those that subclasses add, come before the key is
+looked at. What comes out of ``finalize_response`` is sealed as the project made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, cast
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.cache import patch_vary_headers
+from django.utils.datastructures import MultiValueDict
+from django.views import View
+from rest_framework.parsers import FileUploadParser, MultiPartParser
+from rest_framework.renderers import BrowsableAPIRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.settings import api_settings
+from rest_framework.views import APIView
+
+from ..conf import current
+from ..core.errors import IdempotencyError
+from ..core.fingerprint import Body, Content
+from ..core.policy import SAFE_METHODS, IdempotencyPolicy, ResolvedPolicy
+from ..core.scope import operation_name
+from ..core.states import RecordedResponse
+from ..http.atomic_requests import take_out, transactions_of
+from ..http.capture import capture, put_into
+from ..http.exchange import Asking, Exchange, rendered
+from ..http.problems import problem_response
+from ..http.requests import (
+    counted_headers,
+    has_key,
+    multipart_body,
+    principal_of,
+    raw_body,
+    read_key,
+    text_kwargs,
+    translated_errors,
+    without_parameters,
+)
+from .marks import check_marks, mark_of, put_in_force
+
+_Base = APIView if TYPE_CHECKING else object
+
+Handler = Callable[..., HttpResponseBase]
+
+
+@dataclass
+class _Passage:
+    """What is remembered of one request between the guard and the end of ``dispatch``."""
+
+    exchange: Exchange
+    unreadable: IdempotencyError | None = None
+    answer: HttpResponse | None = None
+    exception: Exception | None = None
+
+
+class IdempotencyMixin(_Base):
+    """Makes the unsafe methods of an ``APIView`` or viewset safe to retry. Name it before the view class.
+
+    ``idempotency_policy`` covers the methods that it names. With None, only handlers under ``@idempotent`` are covered.
+    """
+
+    idempotency_policy: IdempotencyPolicy | None = IdempotencyPolicy()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _check_order(cls)
+        if not isinstance(cls.idempotency_policy, IdempotencyPolicy | None):
+            raise TypeError(f"{cls.__qualname__}.idempotency_policy must be an IdempotencyPolicy or None.")
+        check_marks(cls)
+
+    @classmethod
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        view = super().as_view(*args, **initkwargs)
+        take_out(view)
+        return view
+
+    # Override points, in the order in which a request meets them.
+
+    def get_idempotency_policy(self) -> IdempotencyPolicy | None:
+        """The terms of this request; None leaves it alone. A mark on the handler is laid over them."""
+        return self.idempotency_policy
+
+    def get_idempotency_key(self, request: Request) -> str | None:
+        """The client's key in its stored form, or None. :raises MalformedKey: it is not one."""
+        return read_key(request._request)
+
+    def get_idempotency_scope(self, request: Request, policy: ResolvedPolicy) -> str | None:
+        """The principal that keys belong to. Empty refuses the request: it never means "everyone"."""
+        return policy.scope(request) if policy.scope is not None else principal_of(request.user)
+
+    def get_idempotency_fingerprint(self, request: Request, policy: ResolvedPolicy) -> Content:
+        """What tells this request from another one under the same key."""
+        leave_out = _representation_parameters(request)
+        return Content(
+            method=request.method or "",
+            principal=principal_of(request.user) or "",
+            body=_body(request),
+            url_kwargs=text_kwargs(self.kwargs, leave_out),
+            query=without_parameters(request.META.get("QUERY_STRING", ""), leave_out),
+            headers=counted_headers(request._request, policy.fingerprint.headers),
+        )
+
+    def get_idempotency_error_response(self, error: IdempotencyError) -> HttpResponse:
+        """A refusal as it is sent: RFC 9457, whatever renderers and exception handlers the project has."""
+        renderer = getattr(self.request, "accepted_renderer", None)
+        return problem_response(error, html=getattr(renderer, "media_type", None) == "text/html")
+
+    def idempotent_transaction_began(self, request: Request) -> None:
+        """LEASED mode began the transaction of the effect: repeat what ``SET LOCAL`` set during authentication."""
+
+    # The way of a request.
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        reopened = lambda: self.idempotent_transaction_began(self.request)  # noqa: E731
+        passage = _Passage(Exchange(request, transactions_of(request, reopened)))
+        try:
+            passage.unreadable = _read_ahead(request)
+            name = (request.method or "").lower()
+            handler = getattr(self, name, None) if name in self.http_method_names else None
+            if handler is not None:
+                setattr(self, name, wraps(handler)(partial(self._guard, handler, passage)))
+            response = super().dispatch(request, *args, **kwargs)
+            return self._conclude(passage, response)
+        except BaseException:
+            passage.exchange.abandon()
+            raise
+
+    def _guard(
+        self, handler: Handler, passage: _Passage, request: Request, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        policy = self._policy_for(handler, request)
+        if policy is not None:
+            try:
+                passage.answer = passage.exchange.admit(policy, self._asking(passage, request, policy))
+            except IdempotencyError as error:
+                passage.answer = self.get_idempotency_error_response(error)
+        if passage.answer is not None:
+            # Stands in for the answer in finalize_response, which a plain HttpResponse would crash in some projects.
+            return Response({}, status=passage.answer.status_code)
+        try:
+            return handler(request, *args, **kwargs)
+        except Exception as error:
+            passage.exception = error
+            passage.exchange.undo()
+            raise
+
+    def _policy_for(self, handler: Handler, request: Request) -> ResolvedPolicy | None:
+        policy, mark = self.get_idempotency_policy(), mark_of(handler)
+        if mark is not None:
+            put_in_force(request, mark)
+            policy = mark.over(policy)
+        if policy is None or request.method in SAFE_METHODS:
+            return None
+        resolved = current().resolve(policy)
+        return resolved if request.method in resolved.methods else None
+
+    def _asking(self, passage: _Passage, request: Request, policy: ResolvedPolicy) -> Asking:
+        def content() -> Content:
+            if passage.unreadable is not None:
+                raise passage.unreadable
+            return self.get_idempotency_fingerprint(request, policy)
+
+        view = f"{type(self).__module__}.{type(self).__qualname__}"
+        action = getattr(self, "action", None)
+        return Asking(
+            key=lambda: self.get_idempotency_key(request),
+            principal=lambda: self.get_idempotency_scope(request, policy),
+            operation=operation_name(view, action, request.method or "", policy.operation),
+            content=content,
+        )
+
+    def _conclude(self, passage: _Passage, response: HttpResponseBase) -> HttpResponseBase:
+        if passage.answer is not None:
+            passage.exchange.conclude(response)
+            return put_into(response, passage.answer)
+        try:
+            return passage.exchange.conclude(response, passage.exception, _rendered, self._recorded)
+        except IdempotencyError as error:
+            problem = self.get_idempotency_error_response(error)
+            patch_vary_headers(
+                problem, [field.strip() for field in response.get("Vary", "").split(",") if field]
+            )
+            return problem
+
+    def _recorded(self, response: HttpResponseBase, policy: ResolvedPolicy) -> RecordedResponse:
+        """What a retry receives: of a browsable page, the representation that it was built around."""
+        page = getattr(response, "accepted_renderer", None)
+        if not isinstance(page, BrowsableAPIRenderer):
+            return capture(response, policy)
+        return capture(_representation(cast("Response", response), page.get_default_renderer(self)), policy)
+
+
+def _rendered(response: HttpResponseBase) -> HttpResponseBase:
+    # A page holds a user's name and a CSRF token, and runs queries of its own: it is rendered after the commit.
+    if isinstance(getattr(response, "accepted_renderer", None), BrowsableAPIRenderer):
+        return response
+    return rendered(response)
+
+
+def _representation(response: Response, renderer: Any) -> HttpResponse:
+    body = renderer.render(response.data, renderer.media_type, response.renderer_context)
+    result = HttpResponse(body, status=response.status_code, content_type=renderer.media_type)
+    for name, value in response.items():
+        if name.lower() != "content-type":
+            result[name] = value
+    return result
+
+
+def _read_ahead(request: HttpRequest) -> IdempotencyError | None:
+    """Keep the bytes of a keyed request before anything parses them: once a parser read the stream they are gone."""
+    if (
+        request.method in SAFE_METHODS
+        or not has_key(request)
+        or request.content_type == "multipart/form-data"
+    ):
+        return None
+    try:
+        with translated_errors():
+            request.body  # noqa: B018
+    except IdempotencyError as error:
+        return error
+    return None
+
+
+def _body(request: Request) -> Body:
+    parser = request.negotiator.select_parser(request, request.parsers)
+    if not isinstance(parser, MultiPartParser | FileUploadParser):
+        return raw_body(request._request)
+    with translated_errors():
+        fields, files = request.data, request.FILES
+    if not isinstance(fields, MultiValueDict):
+        fields = MultiValueDict()
+    if not isinstance(files, MultiValueDict):
+        files = MultiValueDict({name: [upload] for name, upload in files.items()})
+    return multipart_body(fields, files)
+
+
+def _representation_parameters(request: Request) -> set[str]:
+    """Names of URL arguments and parameters that choose a format or a version of the same operation."""
+    version = getattr(request.versioning_scheme, "version_param", None)
+    names = (api_settings.FORMAT_SUFFIX_KWARG, api_settings.URL_FORMAT_OVERRIDE, version)
+    return {name for name in names if name}
+
+
+def _check_order(cls: type) -> None:
+    """:raises TypeError: the base classes stand so that requests would pass the mixin by."""
+    before = cls.__mro__[: cls.__mro__.index(IdempotencyMixin)]
+    for base in before:
+        if not issubclass(base, IdempotencyMixin) and (issubclass(base, View) or "as_view" in vars(base)):
+            raise TypeError(
+                f"{cls.__qualname__}: IdempotencyMixin must come before {base.__qualname__} among the base classes, "
+                "or requests would run unprotected."
+            )
+    if issubclass(cls, View) and not issubclass(cls, APIView):
+        raise TypeError(
+            f"{cls.__qualname__} is not a REST framework view: use idempotent_view from django_idempotency.http."
+        )

@@ -1,0 +1,127 @@
+"""A response as a value, and a value as a response."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, cast
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.cache import patch_vary_headers
+from django.utils.regex_helper import _lazy_re_compile
+
+from ..conf import current
+from ..core.errors import ResponseNotStored
+from ..core.policy import ResolvedPolicy
+from ..core.states import RecordedResponse
+
+logger = logging.getLogger("django_idempotency")
+
+NEVER_REPLAYED = frozenset(
+    {
+        # Hop-by-hop (RFC 9110, section 7.6.1), and what servers compute for each message.
+        "connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "transfer-encoding",
+        "upgrade", "content-length", "date", "server", "age", "via",
+        # About the exchange, not about the result.
+        "set-cookie", "x-request-id", "x-correlation-id", "request-id", "traceparent", "server-timing",
+        "x-runtime", "x-response-time",
+    }
+)  # fmt: skip
+"""Headers of which a replay gets its own, or none."""
+
+NEVER_REPLAYED_PREFIXES = ("access-control-", "ratelimit", "x-ratelimit", "x-rate-limit")
+
+_ACCEPTS_GZIP = _lazy_re_compile(r"\b(?:gzip|\*)\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))")
+
+
+def capture(response: HttpResponseBase, policy: ResolvedPolicy) -> RecordedResponse:
+    """What a retry will receive. Reads a stream up to the limit of the policy, and puts it back."""
+    body = _body(response, policy.max_response_bytes)
+    if body is not None and policy.body_codec is not None:
+        body = policy.body_codec.pack(body)
+    return RecordedResponse(response.status_code, _headers(response, policy), body)
+
+
+def replay(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequest) -> HttpResponse:
+    """The recorded answer again.
+
+    :raises ResponseNotStored: its body was not kept, or cannot be unpacked any more.
+    """
+    body = recorded.body
+    if body is not None and policy.body_codec is not None:
+        try:
+            body = policy.body_codec.unpack(body)
+        except Exception:
+            # The effect stands whatever became of the codec's keys; the caller must hear that, not an error.
+            logger.exception("A recorded body could not be unpacked.")
+            body = None
+    if body is None:
+        raise ResponseNotStored(
+            recorded.status, [each for each in recorded.headers if each[0].lower() == "location"]
+        )
+    response = HttpResponse(body, status=recorded.status)
+    del response["Content-Type"]
+    for name, value in recorded.headers:
+        response[name] = value
+    if response.get("Content-Encoding") == "gzip" and not _ACCEPTS_GZIP.search(
+        request.headers.get("Accept-Encoding", "")
+    ):
+        response.content = gzip.decompress(body)
+        del response["Content-Encoding"]
+    response[current().REPLAYED_HEADER] = "true"
+    return response
+
+
+def put_into(response: HttpResponseBase, answer: HttpResponse) -> HttpResponseBase:
+    """Give ``response``, which the project has finished, the status, bytes and headers of ``answer``.
+
+    Its own headers stay where the answer has none of that name; both sides of Vary count.
+    """
+    answered = cast("HttpResponse", response)
+    answered.status_code = answer.status_code
+    answered.content = answer.content
+    if not answer.has_header("Content-Type"):
+        del answered["Content-Type"]
+    for name, value in answer.items():
+        if name.lower() == "vary":
+            patch_vary_headers(answered, [field.strip() for field in value.split(",")])
+        else:
+            answered[name] = value
+    return answered
+
+
+def _headers(response: HttpResponseBase, policy: ResolvedPolicy) -> tuple[tuple[str, str], ...]:
+    wanted = policy.replay_headers
+    return tuple(
+        (name, value)
+        for name, value in response.items()
+        if (wanted is None or name.lower() in wanted or name.lower() == "content-type")
+        and name.lower() not in NEVER_REPLAYED
+        and not name.lower().startswith(NEVER_REPLAYED_PREFIXES)
+    )
+
+
+def _body(response: HttpResponseBase, limit: int) -> bytes | None:
+    if not response.streaming:
+        content = cast("HttpResponse", response).content
+        return content if len(content) <= limit else None
+    return _streamed_body(response, limit)
+
+
+def _streamed_body(response: Any, limit: int) -> bytes | None:
+    if response.is_async:
+        return None
+    chunks: Iterator[bytes] = iter(response.streaming_content)
+    read: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        read.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            response.streaming_content = chain(read, chunks)
+            return None
+    response.streaming_content = iter(read)
+    return b"".join(read)

@@ -1,0 +1,133 @@
+"""``@idempotent_view`` for plain Django views: functions, classes, and what ``as_view()`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, overload
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from ..conf import current
+from ..core.errors import IdempotencyError
+from ..core.fingerprint import Content
+from ..core.policy import IdempotencyPolicy, ResolvedPolicy, declared
+from ..core.scope import operation_name
+from .atomic_requests import take_out, transactions_of
+from .exchange import Asking, Exchange
+from .problems import problem_response
+from .requests import counted_headers, principal_of, read_body, read_key, text_kwargs
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@overload
+def idempotent_view(target: Decorated, /) -> Decorated: ...
+
+
+@overload
+def idempotent_view(
+    target: IdempotencyPolicy | None = None, /, **fields: Any
+) -> Callable[[Decorated], Decorated]: ...
+
+
+def idempotent_view(target: Any = None, /, **fields: Any) -> Any:
+    """Make a Django view safe to retry.
+
+    :param target: an :class:`IdempotencyPolicy`, or the view where the decorator is used bare.
+    :param fields: fields of the policy, such as ``scope=by_api_key``. They win over the policy.
+    :raises TypeError: the view is of a kind that this decorator cannot protect.
+
+    Authentication belongs in front of it, that is in decorators above this one: on a replay the view does not run.
+    Works on a function, on the result of ``as_view()``, on a ``View`` class, and through
+    ``method_decorator(idempotent_view(...), name="dispatch")``.
+    """
+    if target is not None and not isinstance(target, IdempotencyPolicy):
+        return _protected(target, declared(None, fields))
+    policy = declared(target, fields)
+    return lambda view: _protected(view, policy)
+
+
+def _protected(view: Any, policy: IdempotencyPolicy) -> Any:
+    if isinstance(view, type) and issubclass(view, View):
+        _refuse_foreign(view, view)
+        return method_decorator(lambda dispatch: _protected(dispatch, policy), name="dispatch")(view)
+    _refuse_foreign(view, getattr(view, "cls", None) or getattr(view, "view_class", None))
+    name = f"{getattr(view, '__module__', '')}.{getattr(view, '__qualname__', type(view).__qualname__)}"
+
+    @wraps(view)
+    def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        exchange = Exchange(request, transactions_of(request))
+        try:
+            return _answer(exchange, request, args, kwargs)
+        except IdempotencyError as error:
+            return problem_response(error, html=_wants_html(request))
+        except BaseException:
+            exchange.abandon()
+            raise
+
+    def _answer(exchange: Exchange, request: HttpRequest, args: Any, kwargs: Any) -> HttpResponseBase:
+        resolved = current().resolve(policy)
+        if request.method in resolved.methods:
+            asking = Asking(
+                key=lambda: read_key(request),
+                principal=lambda: (resolved.scope or _user)(request),
+                operation=operation_name(_view_name(request, name), None, request.method, resolved.operation),
+                content=lambda: _content(request, resolved, args, kwargs),
+            )
+            replayed = exchange.admit(resolved, asking)
+            if replayed is not None:
+                return replayed
+        return exchange.conclude(view(request, *args, **kwargs))
+
+    take_out(protected)
+    protected.idempotency_policy = policy  # type: ignore[attr-defined]
+    return protected
+
+
+def _refuse_foreign(view: Any, cls: Any) -> None:
+    if not callable(view):
+        raise TypeError(f"idempotent_view protects views; {view!r} is not callable.")
+    if iscoroutinefunction(view) or getattr(cls, "view_is_async", False):
+        raise TypeError(
+            "idempotent_view does not protect asynchronous views yet; the view would run unprotected."
+        )
+    if hasattr(cls, "authentication_classes"):
+        raise TypeError(
+            "This is a REST framework view, whose caller is not known before its own dispatch. "
+            "Use IdempotencyMixin or idempotent from django_idempotency.drf."
+        )
+
+
+def _view_name(request: HttpRequest, fallback: str) -> str:
+    """The class for a class-based view, whose ``dispatch`` all its subclasses share; otherwise the function."""
+    match = getattr(request, "resolver_match", None)
+    cls = getattr(getattr(match, "func", None), "view_class", None)
+    return f"{cls.__module__}.{cls.__qualname__}" if cls is not None else fallback
+
+
+def _user(request: HttpRequest) -> str | None:
+    return principal_of(getattr(request, "user", None))
+
+
+def _content(
+    request: HttpRequest, policy: ResolvedPolicy, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Content:
+    positional = {str(position): str(value) for position, value in enumerate(args)}
+    return Content(
+        method=request.method or "",
+        principal=_user(request) or "",
+        body=read_body(request),
+        url_kwargs=positional | text_kwargs(kwargs),
+        query=request.META.get("QUERY_STRING", ""),
+        headers=counted_headers(request, policy.fingerprint.headers),
+    )
+
+
+def _wants_html(request: HttpRequest) -> bool:
+    offered = ["application/problem+json", "application/json", "text/html"]
+    return request.get_preferred_type(offered) == "text/html"

@@ -1,0 +1,103 @@
+"""One HTTP request through the service: from its key to its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from ..conf import current
+from ..core.errors import IdempotencyError, MissingKey
+from ..core.fingerprint import Content
+from ..core.policy import ResolvedPolicy
+from ..core.scope import scope
+from ..core.states import RecordedResponse
+from ..failpoints import hit
+from ..modes import RequestTransactions
+from ..service import Execution, Intent, Outcome
+from .capture import capture, replay
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What a framework knows about a keyed request: each part is asked for in this order, and only while needed."""
+
+    key: Callable[[], str | None]
+    principal: Callable[[], str | None]
+    operation: str
+    content: Callable[[], Content]
+
+
+def rendered(response: Any) -> HttpResponseBase:
+    """What is sent in the end: ``render()`` may answer with another object."""
+    if callable(getattr(response, "render", None)) and not getattr(response, "is_rendered", False):
+        response = response.render()
+    result: HttpResponseBase = response
+    return result
+
+
+class Exchange:
+    """Opens the request's transactions, asks for the key, and answers once.
+
+    ``admit``, then the handler, then ``conclude``; ``abandon`` instead where an exception leaves the view.
+    """
+
+    def __init__(self, request: HttpRequest, transactions: RequestTransactions) -> None:
+        self._request = request
+        self._transactions = transactions
+        self._execution = Execution(transactions)
+        self._policy: ResolvedPolicy | None = None
+        transactions.open()
+
+    def admit(self, policy: ResolvedPolicy, asking: Asking) -> HttpResponse | None:
+        """None: run the handler. Otherwise the recorded answer.
+
+        :raises IdempotencyError: the request is refused; nothing has run and nothing is open.
+        """
+        try:
+            key = asking.key()
+            if key is None:
+                if policy.required:
+                    raise MissingKey(current().HEADER)
+                return None
+            intent = Intent(scope(asking.principal(), asking.operation), key, asking.content())
+        except IdempotencyError:
+            self._transactions.roll_back()
+            raise
+        record = self._execution.claim(intent, policy)
+        self._policy = policy
+        if record is None or record.response is None:
+            return None
+        return replay(record.response, policy, self._request)
+
+    def undo(self) -> None:
+        """The handler raised: drop what it wrote."""
+        self._execution.undo()
+
+    def conclude(
+        self,
+        response: HttpResponseBase,
+        exception: BaseException | None = None,
+        render: Callable[[HttpResponseBase], HttpResponseBase] = rendered,
+        record: Callable[[HttpResponseBase, ResolvedPolicy], RecordedResponse] = capture,
+    ) -> HttpResponseBase:
+        """Render, seal or release what the handler came to, and commit.
+
+        :param exception: what the handler raised, where ``response`` was made of that.
+        :raises IdempotencyError: the response must not be sent; this is the answer.
+        """
+        policy = self._policy
+        if policy is None or not self._execution.owns_key:
+            self._transactions.commit()
+            return response
+        hit("after_effect")
+        final = render(response)
+        self._execution.finish(Outcome(final.status_code, lambda: record(final, policy), exception))
+        return final
+
+    def abandon(self) -> None:
+        """An exception leaves the view: nothing is kept."""
+        self._execution.abandon()

@@ -1,0 +1,53 @@
+"""Refusals as RFC 9457 problem documents: the one place that knows their status codes."""
+
+from __future__ import annotations
+
+import json
+import math
+from html import escape
+
+from django.http import HttpResponse
+
+from ..conf import current
+from ..core import errors
+
+STATUSES: dict[type[errors.IdempotencyError], int] = {
+    errors.MissingKey: 400,
+    errors.MalformedKey: 400,
+    errors.MalformedBody: 400,
+    errors.AnonymousScope: 403,
+    errors.InProgress: 409,
+    errors.Held: 409,
+    errors.LeaseLost: 409,
+    errors.ResponseNotStored: 409,
+    errors.BodyTooLarge: 413,
+    errors.KeyReused: 422,
+    errors.BrokenTransaction: 500,
+    errors.StoreUnavailable: 503,
+    errors.OutcomeUnknown: 503,
+}
+"""Sections 2.6 and 2.7 of draft-ietf-httpapi-idempotency-key-header give 400, 409 and 422; the others follow RFC 9110."""
+
+
+def problem_response(error: errors.IdempotencyError, *, html: bool = False) -> HttpResponse:
+    """The answer to a refused request, in bytes of our own: no renderer or envelope of the project shapes it."""
+    status = STATUSES[type(error)]
+    document = {
+        "type": current().PROBLEM_BASE_URI + error.slug,
+        "title": error.title,
+        "status": status,
+        "detail": error.detail,
+        **error.members,
+    }
+    if html:
+        page = f"<!doctype html><title>{escape(error.title)}</title><h1>{escape(error.title)}</h1><p>{escape(error.detail)}</p>"
+        response = HttpResponse(page, status=status, content_type="text/html; charset=utf-8")
+    else:
+        response = HttpResponse(json.dumps(document), status=status, content_type="application/problem+json")
+    if error.retry_after is not None:
+        response["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if isinstance(error, errors.ResponseNotStored):
+        for name, value in error.headers:
+            response[name] = value
+    response["Cache-Control"] = "no-store"
+    return response

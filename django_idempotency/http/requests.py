@@ -1,0 +1,149 @@
+"""What a request means: its key, its caller, and the content that tells it from another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from django.conf import settings as django_settings
+from django.core.exceptions import (
+    ImproperlyConfigured,
+    RequestDataTooBig,
+    TooManyFieldsSent,
+    TooManyFilesSent,
+)
+from django.http import HttpRequest, RawPostDataException, UnreadablePostError
+from django.http.multipartparser import MultiPartParserError
+from django.utils.datastructures import MultiValueDict
+
+from ..conf import current
+from ..core.errors import BodyTooLarge, MalformedBody
+from ..core.fingerprint import (
+    Body,
+    EmptyBody,
+    FileDigest,
+    FormBody,
+    JsonBody,
+    MultipartBody,
+    OpaqueBody,
+    digest_stream,
+)
+from ..core.keys import parse_key
+
+
+def read_key(request: HttpRequest) -> str | None:
+    """The key in its stored form; None where the header is absent.
+
+    :raises MalformedKey: the header is there and is no key. Never treated as absent.
+    """
+    raw = request.META.get(_meta_name())
+    return None if raw is None else parse_key(raw, strict=current().STRICT_KEYS)
+
+
+def has_key(request: HttpRequest) -> bool:
+    """Whether the header is there, well-formed or not."""
+    return _meta_name() in request.META
+
+
+def _meta_name() -> str:
+    return "HTTP_" + current().HEADER.upper().replace("-", "_")
+
+
+def principal_of(user: Any) -> str | None:
+    """A name for an authenticated user, unique across user models; None for anybody else."""
+    if user is None or not getattr(user, "is_authenticated", False) or getattr(user, "pk", None) is None:
+        return None
+    meta = getattr(user, "_meta", None)
+    return f"{meta.label_lower if meta else type(user).__name__}:{user.pk}"
+
+
+def counted_headers(request: HttpRequest, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name.lower(), request.headers.get(name, "")) for name in sorted(names))
+
+
+def read_body(request: HttpRequest) -> Body:
+    """The body of a plain Django request, left readable for the view.
+
+    :raises MalformedBody: it cannot be compared with a retry. :raises BodyTooLarge: Django's own limit.
+    :raises ImproperlyConfigured: somebody consumed the stream before.
+    """
+    if request.content_type == "multipart/form-data" and request.method == "POST":
+        with translated_errors():
+            return multipart_body(request.POST, request.FILES)
+    return raw_body(request)
+
+
+def raw_body(request: HttpRequest) -> Body:
+    """The body by its bytes, which are read before anything parses them."""
+    with translated_errors():
+        raw = request.body
+    if not raw:
+        return EmptyBody()
+    content_type = request.content_type or ""
+    if content_type == "application/json" or content_type.endswith("+json"):
+        return JsonBody(raw)
+    if content_type == "application/x-www-form-urlencoded":
+        return FormBody(_form_fields(raw))
+    return OpaqueBody(hashlib.sha256(raw).hexdigest(), len(raw), content_type)
+
+
+def multipart_body(fields: MultiValueDict[str, Any], files: MultiValueDict[str, Any]) -> MultipartBody:
+    """Fields and digests of the files, which are rewound for the view. The boundary plays no part."""
+    return MultipartBody(
+        tuple((name, value) for name, values in fields.lists() for value in values if isinstance(value, str)),
+        tuple(_file_digest(name, upload) for name, uploads in files.lists() for upload in uploads),
+    )
+
+
+def _file_digest(name: str, upload: Any) -> FileDigest:
+    sha256, size = digest_stream(upload)
+    return FileDigest(name, upload.name or "", upload.content_type or "", size, sha256)
+
+
+def _form_fields(raw: bytes) -> tuple[tuple[str, str], ...]:
+    try:
+        pairs = parse_qsl(
+            raw.decode("utf-8", "surrogateescape"),
+            keep_blank_values=True,
+            # Replacement characters would make different bytes equal.
+            errors="surrogateescape",
+            max_num_fields=django_settings.DATA_UPLOAD_MAX_NUMBER_FIELDS,
+        )
+    except ValueError:
+        raise BodyTooLarge() from None
+    return tuple(pairs)
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turns what Django raises over an unreadable body into our answers."""
+    try:
+        yield
+    except (RequestDataTooBig, TooManyFieldsSent, TooManyFilesSent) as error:
+        raise BodyTooLarge() from error
+    except MultiPartParserError as error:
+        raise MalformedBody("it is not valid multipart/form-data") from error
+    except UnreadablePostError as error:
+        raise MalformedBody("the connection ended before it was complete") from error
+    except RawPostDataException as error:
+        raise ImproperlyConfigured(
+            "The request body was consumed before it could be fingerprinted. Something in front of the view reads "
+            "the stream itself; let it use request.body instead."
+        ) from error
+
+
+def text_kwargs(kwargs: Mapping[str, Any], leave_out: Iterable[str] = ()) -> dict[str, str]:
+    return {name: str(value) for name, value in kwargs.items() if name not in leave_out and value is not None}
+
+
+def without_parameters(query: str, names: Iterable[str]) -> str:
+    """A query string without parameters that choose a representation and not a meaning."""
+    left_out = set(names)
+    if not query or not left_out:
+        return query
+    pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+    kept = [(name, value) for name, value in pairs if name not in left_out]
+    return query if len(kept) == len(pairs) else urlencode(kept, errors="surrogateescape")

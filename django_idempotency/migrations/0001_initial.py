@@ -1,0 +1,94 @@
+from django.db import migrations, models
+
+from django_idempotency.storage.schema import CreateKeyTable
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = []
+
+    operations = [
+        CreateKeyTable(
+            name="IdempotencyKey",
+            fields=[
+                (
+                    "id",
+                    models.UUIDField(
+                        editable=False,
+                        help_text="The first 16 bytes of a SHA-256 over scope and key.",
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("state", models.CharField(max_length=16, verbose_name="state")),
+                (
+                    "scope",
+                    models.TextField(
+                        help_text="Whose key it is, and for which operation.", verbose_name="scope"
+                    ),
+                ),
+                (
+                    "key",
+                    models.CharField(help_text="What the client sent.", max_length=255, verbose_name="key"),
+                ),
+                ("fingerprint", models.BinaryField(verbose_name="fingerprint")),
+                (
+                    "fingerprint_scheme",
+                    models.SmallIntegerField(
+                        help_text="The version of the rules that made the fingerprint.",
+                        verbose_name="fingerprint scheme",
+                    ),
+                ),
+                ("mode", models.CharField(max_length=16, verbose_name="mode")),
+                (
+                    "owner_token",
+                    models.UUIDField(
+                        help_text="The fencing token that every write of the owner is conditioned on.",
+                        verbose_name="owner token",
+                    ),
+                ),
+                ("attempts", models.SmallIntegerField(default=1, verbose_name="attempts")),
+                ("claimed_at", models.DateTimeField(verbose_name="claimed at")),
+                ("lease_expires_at", models.DateTimeField(null=True, verbose_name="lease expires at")),
+                ("sealed_at", models.DateTimeField(null=True, verbose_name="sealed at")),
+                ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
+                ("response_status", models.SmallIntegerField(null=True, verbose_name="response status")),
+                ("response_headers", models.JSONField(null=True, verbose_name="response headers")),
+                (
+                    "response_body",
+                    models.BinaryField(
+                        help_text="Empty where the policy keeps no body, or it was over the limit.",
+                        null=True,
+                        verbose_name="response body",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "idempotency key",
+                "verbose_name_plural": "idempotency keys",
+                "db_table": "idempotency_key",
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(
+                                ("lease_expires_at__isnull", False),
+                                ("response_status__isnull", True),
+                                ("sealed_at__isnull", True),
+                                ("state", "in_flight"),
+                            ),
+                            models.Q(
+                                ("expires_at__isnull", False),
+                                ("lease_expires_at__isnull", True),
+                                ("response_status__isnull", False),
+                                ("sealed_at__isnull", False),
+                                ("state", "sealed"),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="idempotency_key_state",
+                    )
+                ],
+            },
+        ),
+    ]

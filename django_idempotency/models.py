@@ -1,0 +1,70 @@
+"""One table: the keys. Behaviour lives in ``service`` and ``storage``; this is the shape."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from .core.states import State
+
+
+class IdempotencyKey(models.Model):
+    """A key and what became of it.
+
+    On PostgreSQL the table is partitioned by state and then by expiry, so no foreign key can point to it. Write through
+    ``storage`` only: each of its functions is conditional on the state that it leaves.
+    """
+
+    id = models.UUIDField(
+        primary_key=True, editable=False, help_text=_("The first 16 bytes of a SHA-256 over scope and key.")
+    )
+    state = models.CharField(_("state"), max_length=16)
+    scope = models.TextField(_("scope"), help_text=_("Whose key it is, and for which operation."))
+    key = models.CharField(_("key"), max_length=255, help_text=_("What the client sent."))
+    fingerprint = models.BinaryField(_("fingerprint"))
+    fingerprint_scheme = models.SmallIntegerField(
+        _("fingerprint scheme"), help_text=_("The version of the rules that made the fingerprint.")
+    )
+    mode = models.CharField(_("mode"), max_length=16)
+    owner_token = models.UUIDField(
+        _("owner token"), help_text=_("The fencing token that every write of the owner is conditioned on.")
+    )
+    attempts = models.SmallIntegerField(_("attempts"), default=1)
+    claimed_at = models.DateTimeField(_("claimed at"))
+    lease_expires_at = models.DateTimeField(_("lease expires at"), null=True)
+    sealed_at = models.DateTimeField(_("sealed at"), null=True)
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+    response_status = models.SmallIntegerField(_("response status"), null=True)
+    response_headers = models.JSONField(_("response headers"), null=True)
+    response_body = models.BinaryField(
+        _("response body"),
+        null=True,
+        help_text=_("Empty where the policy keeps no body, or it was over the limit."),
+    )
+
+    class Meta:
+        db_table = "idempotency_key"
+        verbose_name = _("idempotency key")
+        verbose_name_plural = _("idempotency keys")
+        constraints = [
+            models.CheckConstraint(
+                name="idempotency_key_state",
+                condition=Q(
+                    state=State.IN_FLIGHT.value,
+                    lease_expires_at__isnull=False,
+                    sealed_at__isnull=True,
+                    response_status__isnull=True,
+                )
+                | Q(
+                    state=State.SEALED.value,
+                    lease_expires_at__isnull=True,
+                    sealed_at__isnull=False,
+                    expires_at__isnull=False,
+                    response_status__isnull=False,
+                ),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return str(self.id)

@@ -1,0 +1,86 @@
+"""What a store can do: one method a transition, each conditional on the state that it leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+from uuid import UUID
+
+from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, State
+
+
+class Store(Protocol):
+    """One database that holds keys. Durations are in seconds.
+
+    Every method runs in whatever transaction is open on ``alias``, and commits nothing by itself.
+    """
+
+    alias: str
+    renews_leases: bool
+    """Whether other connections can extend a lease while the owner's transaction is open."""
+
+    partitioned: bool
+    """Whether sealing needs a partition that covers the expiry."""
+
+    def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
+        """Own the key or learn who does. ``savepoint`` is a statement that travels along, after the claim."""
+        ...
+
+    def claim_committed(self, claim: Claim) -> ClaimAnswer:
+        """Claim in a READ COMMITTED transaction of its own, whatever the session's default is."""
+        ...
+
+    def take_over(self, record: Record, claim: Claim) -> bool:
+        """Own a lapsed claim, if it is still the one that ``record`` shows."""
+        ...
+
+    def seal(
+        self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, durable: bool
+    ) -> Sealing: ...
+
+    def release(self, id: UUID, owner_token: UUID) -> bool: ...
+
+    def find(self, id: UUID) -> Record | None: ...
+
+
+COLUMNS = (
+    "id",
+    "scope",
+    "key",
+    "state",
+    "mode",
+    "fingerprint",
+    "fingerprint_scheme",
+    "owner_token",
+    "attempts",
+    "response_status",
+    "response_headers",
+    "response_body",
+)
+
+
+def record_from(columns: Mapping[str, Any], lease_left: float | None) -> Record:
+    """A row of ``COLUMNS`` as a value."""
+    response = None
+    if columns["state"] == State.SEALED.value:
+        headers, body = columns["response_headers"], columns["response_body"]
+        pairs = json.loads(headers) if isinstance(headers, str) else headers
+        response = RecordedResponse(
+            status=columns["response_status"],
+            headers=tuple((name, value) for name, value in pairs),
+            body=None if body is None else bytes(body),
+        )
+    return Record(
+        id=columns["id"],
+        scope=columns["scope"],
+        key=columns["key"],
+        state=State(columns["state"]),
+        mode=IdempotencyMode(columns["mode"]),
+        fingerprint=bytes(columns["fingerprint"]),
+        fingerprint_scheme=columns["fingerprint_scheme"],
+        owner_token=columns["owner_token"],
+        attempts=columns["attempts"],
+        lease_left=lease_left,
+        response=response,
+    )

@@ -1,0 +1,123 @@
+"""The leaves of the sealed rows, one for each interval of expiry times. Known by their bounds, never by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..conf import current
+from ..core.intervals import Interval, plan
+from .connections import transaction_on
+
+MARK = "django_idempotency: leaf of sealed keys"
+"""The comment on every leaf that this app made. A table without it is never touched."""
+
+# Two creators that both see a gap would collide; the second waits here and then finds it filled.
+_ADVISORY_LOCK = 0x1DE3_0001
+
+_BOUNDS = """
+SELECT extract(epoch FROM bounds[1]::timestamptz), extract(epoch FROM bounds[2]::timestamptz)
+FROM pg_inherits AS i
+JOIN pg_class AS leaf ON leaf.oid = i.inhrelid
+CROSS JOIN LATERAL regexp_match(
+    pg_get_expr(leaf.relpartbound, leaf.oid), 'FROM \\(''([^'']+)''\\) TO \\(''([^'']+)''\\)'
+) AS bounds
+WHERE i.inhparent = 'idempotency_key_sealed'::regclass AND bounds IS NOT NULL
+ORDER BY 1
+"""
+
+# The role that makes a leaf may not be the one that serves: what the parent allows, the leaf allows.
+_COPY_OWNER_AND_GRANTS = """
+DO $do$
+DECLARE
+    leaf constant regclass := '{name}'::regclass;
+    parent constant regclass := 'idempotency_key_sealed'::regclass;
+    owner_of_parent text;
+    granted record;
+BEGIN
+    SELECT r.rolname INTO owner_of_parent FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = parent;
+    EXECUTE format('ALTER TABLE %s OWNER TO %I', leaf, owner_of_parent);
+    FOR granted IN
+        SELECT a.privilege_type, a.is_grantable, r.rolname
+        FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) AS a LEFT JOIN pg_roles r ON r.oid = a.grantee
+        WHERE c.oid = parent
+    LOOP
+        EXECUTE format(
+            'GRANT %s ON %s TO %s%s', granted.privilege_type, leaf,
+            CASE WHEN granted.rolname IS NULL THEN 'PUBLIC' ELSE quote_ident(granted.rolname) END,
+            CASE WHEN granted.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END
+        );
+    END LOOP;
+END
+$do$
+"""
+
+
+def covered(connection: BaseDatabaseWrapper) -> tuple[datetime, list[Interval]]:
+    """The database's clock, and the intervals that have a leaf, in order of time."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT extract(epoch FROM clock_timestamp())")
+        (now,) = cursor.fetchone()
+        cursor.execute(_BOUNDS)
+        return _utc(now), [Interval(_utc(lower), _utc(upper)) for lower, upper in cursor.fetchall()]
+
+
+def _utc(epoch: Any) -> datetime:
+    # Read as a number, because USE_TZ = False would hand out naive local times.
+    return datetime.fromtimestamp(float(epoch), timezone.utc)
+
+
+@contextmanager
+def creating(connection: BaseDatabaseWrapper, *, lock_timeout: str = "2s") -> Iterator[None]:
+    """One short transaction in which this process alone creates leaves.
+
+    A failure inside leaves nothing: a table that was created and not attached would block its interval for good.
+    """
+    with transaction_on(connection), connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL lock_timeout = '{lock_timeout}'")
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
+        yield
+
+
+def create_leaves(connection: BaseDatabaseWrapper, intervals: list[Interval]) -> None:
+    with connection.cursor() as cursor:
+        for interval in intervals:
+            name = _free_name(cursor, interval)
+            for statement in _statements(name, interval):
+                cursor.execute(statement)
+
+
+def create_leaf_statements() -> list[str]:
+    """What makes the first leaves of a new table, for a migration that may only print its SQL."""
+    first = plan([], datetime.now(timezone.utc), current().MAX_RETENTION)
+    return [statement for interval in first for statement in _statements(_name(interval), interval)]
+
+
+def _free_name(cursor: Any, interval: Interval) -> str:
+    name, attempt = _name(interval), 1
+    while True:
+        cursor.execute("SELECT to_regclass(%s) IS NULL", (name,))
+        if cursor.fetchone()[0]:
+            return name
+        attempt += 1
+        name = f"{_name(interval)}_{attempt}"
+
+
+def _name(interval: Interval) -> str:
+    return f"idempotency_key_sealed_{interval.lower:%Y%m%d}"
+
+
+def _statements(name: str, interval: Interval) -> Iterator[str]:
+    # Created apart and then attached: CREATE ... PARTITION OF would wait behind every open transaction on the parent.
+    yield f"CREATE TABLE {name} (LIKE idempotency_key_sealed INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"
+    yield f"ALTER TABLE {name} ADD PRIMARY KEY (id)"
+    yield f"COMMENT ON TABLE {name} IS '{MARK}'"
+    yield (
+        f"ALTER TABLE idempotency_key_sealed ATTACH PARTITION {name} "
+        f"FOR VALUES FROM ('{interval.lower.isoformat()}') TO ('{interval.upper.isoformat()}')"
+    )
+    yield _COPY_OWNER_AND_GRANTS.replace("{name}", name)

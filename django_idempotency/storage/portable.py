@@ -1,0 +1,107 @@
+"""One plain table, through the ORM, for SQLite: the primary key does the work.
+
+SQLite has one writer at a time, so rivals meet on the database's lock instead of on the key: a claim that cannot get it
+within the connection's own time-out is refused as unavailable. Rows leave by replacement at the next claim or by
+deletion in batches.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import IntegrityError, models, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, State, Verdict
+from ..models import IdempotencyKey
+from .base import COLUMNS, record_from
+
+
+class PortableStore:
+    renews_leases = False
+    partitioned = False
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    @property
+    def _keys(self) -> models.QuerySet[IdempotencyKey]:
+        return IdempotencyKey.objects.using(self.alias)
+
+    def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
+        standing = self.find(claim.id)
+        if standing is not None:
+            return ClaimAnswer(Verdict.FOUND, standing)
+        now = timezone.now()
+        self._keys.filter(id=claim.id, state=State.SEALED.value, expires_at__lte=now).delete()
+        try:
+            with transaction.atomic(using=self.alias):
+                self._keys.create(
+                    id=claim.id,
+                    state=State.IN_FLIGHT.value,
+                    scope=claim.scope,
+                    key=claim.key,
+                    fingerprint=claim.fingerprint,
+                    fingerprint_scheme=claim.fingerprint_scheme,
+                    mode=claim.mode.value,
+                    owner_token=claim.owner_token,
+                    claimed_at=now,
+                    lease_expires_at=now + timedelta(seconds=claim.lease),
+                )
+        except IntegrityError:
+            standing = self.find(claim.id)
+            return ClaimAnswer(Verdict.FOUND if standing else Verdict.WAITED, standing)
+        return ClaimAnswer(Verdict.CLAIMED)
+
+    def claim_committed(self, claim: Claim) -> ClaimAnswer:
+        with transaction.atomic(using=self.alias):
+            return self.claim(claim, limit_silence=False, savepoint=None)
+
+    def take_over(self, record: Record, claim: Claim) -> bool:
+        now = timezone.now()
+        seen = self._keys.filter(
+            id=record.id,
+            state=State.IN_FLIGHT.value,
+            owner_token=record.owner_token,
+            lease_expires_at__lte=now,
+        )
+        taken = seen.update(
+            owner_token=claim.owner_token,
+            mode=claim.mode.value,
+            attempts=models.F("attempts") + 1,
+            lease_expires_at=now + timedelta(seconds=claim.lease),
+        )
+        return taken == 1
+
+    def seal(
+        self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, durable: bool
+    ) -> Sealing:
+        now = timezone.now()
+        sealed = self._owned(id, owner_token).update(
+            state=State.SEALED.value,
+            lease_expires_at=None,
+            sealed_at=now,
+            expires_at=now + timedelta(seconds=retention),
+            response_status=response.status,
+            response_headers=[list(pair) for pair in response.headers],
+            response_body=response.body,
+        )
+        return Sealing.SEALED if sealed == 1 else Sealing.LOST
+
+    def release(self, id: UUID, owner_token: UUID) -> bool:
+        deleted, _ = self._owned(id, owner_token).delete()
+        return deleted == 1
+
+    def find(self, id: UUID) -> Record | None:
+        now = timezone.now()
+        present = Q(state=State.IN_FLIGHT.value) | Q(expires_at__gt=now)
+        row = self._keys.filter(present, id=id).first()
+        if row is None:
+            return None
+        lease_left = (row.lease_expires_at - now).total_seconds() if row.lease_expires_at else None
+        return record_from({column: getattr(row, column) for column in COLUMNS}, lease_left)
+
+    def _owned(self, id: UUID, owner_token: UUID) -> models.QuerySet[IdempotencyKey]:
+        return self._keys.filter(id=id, state=State.IN_FLIGHT.value, owner_token=owner_token)

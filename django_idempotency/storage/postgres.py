@@ -1,0 +1,165 @@
+"""The two-level layout on PostgreSQL, spoken to through functions that take one round trip each.
+
+Why functions: their plans are kept for the session, they work behind PgBouncer, and the several looks that a claim
+needs happen inside the server. ``sql/`` holds them, one file each; a file that was released is never edited, its
+successor carries the next version.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+from django.db import OperationalError, connections, transaction
+
+from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Verdict
+from .base import COLUMNS, record_from
+
+_LEASE_LEFT = "extract(epoch FROM {row}.lease_expires_at - clock_timestamp())::float8"
+
+_CLAIM = (
+    "SELECT c.verdict, "
+    + ", ".join(f"(c.standing).{column}" for column in COLUMNS)
+    + ", "
+    + _LEASE_LEFT.format(row="(c.standing)")
+    + " FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s) AS c"
+)
+_SEAL = "SELECT idempotency_seal_v1(%s, %s, %s, %s::smallint, %s::jsonb, %s, %s)"
+_TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
+_RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s"
+_FIND = (
+    f"SELECT {', '.join(COLUMNS)}, {_LEASE_LEFT.format(row='k')} FROM idempotency_key AS k WHERE k.id = %s"
+)
+_RENEW = """
+UPDATE idempotency_key_in_flight AS k SET lease_expires_at = clock_timestamp() + make_interval(secs => lease.seconds)
+FROM unnest(%s::uuid[], %s::uuid[], %s::float8[]) AS lease (id, owner_token, seconds)
+WHERE k.id = lease.id AND k.owner_token = lease.owner_token
+RETURNING k.id
+"""
+
+JUST_MOVING = "40001"
+"""SQLSTATE of a write to a row that somebody is moving to another partition: it is not ours any more."""
+
+
+class PostgresStore:
+    renews_leases = True
+    partitioned = True
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
+        statement = f"{_CLAIM}; {savepoint}" if savepoint else _CLAIM
+        return _answer(self._row(statement, _arguments(claim, limit_silence)))
+
+    def claim_committed(self, claim: Claim) -> ClaimAnswer:
+        connection = connections[self.alias]
+        arguments = _arguments(claim, False)
+        if connection.in_atomic_block or connection.settings_dict["OPTIONS"].get("server_side_binding"):
+            return self._claim_in_block(arguments)
+        statement = f"BEGIN ISOLATION LEVEL READ COMMITTED; {_CLAIM}; COMMIT"
+        with connection.cursor() as cursor:
+            try:
+                cursor.execute(statement, arguments)
+            except BaseException:
+                connection.rollback()
+                raise
+            cursor.nextset()
+            return _answer(cursor.fetchone())
+
+    def _claim_in_block(self, arguments: tuple[Any, ...]) -> ClaimAnswer:
+        outermost = not connections[self.alias].in_atomic_block
+        with transaction.atomic(using=self.alias), connections[self.alias].cursor() as cursor:
+            if outermost:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute(_CLAIM, arguments)
+            return _answer(cursor.fetchone())
+
+    def take_over(self, record: Record, claim: Claim) -> bool:
+        arguments = (
+            record.id,
+            record.owner_token,
+            claim.owner_token,
+            claim.mode.value,
+            claim.lease,
+            claim.max_wait,
+        )
+        return bool(self._row(_TAKE_OVER, arguments)[0])
+
+    def seal(
+        self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, durable: bool
+    ) -> Sealing:
+        arguments = (
+            id,
+            owner_token,
+            retention,
+            response.status,
+            json.dumps(response.headers),
+            response.body,
+            durable,
+        )
+        return Sealing(self._row(_SEAL, arguments)[0])
+
+    def release(self, id: UUID, owner_token: UUID) -> bool:
+        with connections[self.alias].cursor() as cursor:
+            try:
+                cursor.execute(_RELEASE, (id, owner_token))
+            except OperationalError as error:
+                if sqlstate(error) == JUST_MOVING:
+                    return False
+                raise
+            return cursor.rowcount == 1
+
+    def find(self, id: UUID) -> Record | None:
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute(_FIND, (id,))
+            row = cursor.fetchone()
+        return _record(row) if row else None
+
+    def _row(self, statement: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute(statement, arguments)
+            row: tuple[Any, ...] = cursor.fetchone()
+            return row
+
+
+def renew(connection: Any, leases: list[tuple[UUID, UUID, float]]) -> set[UUID]:
+    """Extend leases, given as (id, owner token, seconds), in one statement.
+
+    :returns: the ids that are still owned under their token.
+    """
+    ids, tokens, seconds = (list(column) for column in zip(*leases, strict=True))
+    with connection.cursor() as cursor:
+        cursor.execute(_RENEW, (ids, tokens, seconds))
+        return {row[0] for row in cursor.fetchall()}
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE behind an error of Django's, if the driver gave one."""
+    return getattr(error.__cause__, "sqlstate", None)
+
+
+def _arguments(claim: Claim, limit_silence: bool) -> tuple[Any, ...]:
+    return (
+        claim.id,
+        claim.scope,
+        claim.key,
+        claim.fingerprint,
+        claim.fingerprint_scheme,
+        claim.owner_token,
+        claim.mode.value,
+        claim.lease,
+        claim.max_wait,
+        limit_silence,
+    )
+
+
+def _answer(row: tuple[Any, ...]) -> ClaimAnswer:
+    verdict = Verdict(row[0])
+    return ClaimAnswer(verdict, _record(row[1:]) if verdict is Verdict.FOUND else None)
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    *columns, lease_left = row
+    return record_from(dict(zip(COLUMNS, columns, strict=True)), lease_left)

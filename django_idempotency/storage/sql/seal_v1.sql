@@ -1,0 +1,37 @@
+-- Record the outcome and end the claim, in the transaction of the effect. The condition on the owner token is the
+-- fence: an owner that lost its lease changes no row, and must roll everything back.
+CREATE FUNCTION idempotency_seal_v1(
+    p_id uuid,
+    p_token uuid,
+    p_retention double precision,  -- seconds
+    p_status smallint,
+    p_headers jsonb,
+    p_body bytea,
+    p_durable boolean  -- the commit that follows is the one that the caller will be told about
+) RETURNS text LANGUAGE plpgsql
+SET enable_seqscan = off
+AS $$
+BEGIN
+    -- An answered request must survive a crash of the server. remote_apply, which is more, stays.
+    IF p_durable AND current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    PERFORM 1 FROM pg_partition_ancestors('idempotency_key_sealed');
+    UPDATE idempotency_key AS k SET
+        state = 'sealed',
+        lease_expires_at = NULL,
+        sealed_at = clock_timestamp(),
+        expires_at = clock_timestamp() + make_interval(secs => p_retention),
+        response_status = p_status,
+        response_headers = p_headers,
+        response_body = p_body
+    WHERE k.id = p_id AND k.state = 'in_flight' AND k.owner_token = p_token;
+    RETURN CASE WHEN FOUND THEN 'sealed' ELSE 'lost' END;
+EXCEPTION
+    WHEN check_violation THEN
+        RETURN 'no_partition';
+    WHEN serialization_failure THEN
+        -- The row is just being moved or changed by somebody else.
+        RETURN 'lost';
+END
+$$;

@@ -1,0 +1,31 @@
+-- Own a claim whose lease has lapsed. Conditional on the token that was seen, so that of several rivals one succeeds.
+CREATE FUNCTION idempotency_take_over_v1(
+    p_id uuid,
+    p_seen_token uuid,
+    p_token uuid,
+    p_mode text,
+    p_lease double precision,  -- seconds
+    p_max_wait double precision  -- seconds
+) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off
+AS $$
+DECLARE
+    session_lock_timeout constant text := current_setting('lock_timeout');
+    taken boolean := false;
+BEGIN
+    PERFORM set_config('lock_timeout', greatest(1, ceil(p_max_wait * 1000))::text, true);
+    BEGIN
+        UPDATE idempotency_key_in_flight AS k SET
+            owner_token = p_token,
+            mode = p_mode,
+            attempts = least(k.attempts + 1, 32767),
+            lease_expires_at = clock_timestamp() + make_interval(secs => p_lease)
+        WHERE k.id = p_id AND k.owner_token = p_seen_token AND k.lease_expires_at <= clock_timestamp();
+        taken := FOUND;
+    EXCEPTION WHEN lock_not_available OR deadlock_detected OR serialization_failure THEN
+        taken := false;
+    END;
+    PERFORM set_config('lock_timeout', session_lock_timeout, true);
+    RETURN taken;
+END
+$$;

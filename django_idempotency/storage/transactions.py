@@ -1,0 +1,102 @@
+"""The savepoint that undoes a view's writes and keeps its claim.
+
+Its SAVEPOINT statement can travel with the claim and spare a round trip. That needs two pieces of Django's private
+bookkeeping, ``savepoint_state`` and ``savepoint_ids``, which are touched here and nowhere else: with our id on the
+connection, ``on_commit`` hooks that the view registered are dropped when its writes are (as with a nested ``atomic``).
+Where several statements cannot share a round trip, a nested ``atomic`` does the same.
+"""
+
+from __future__ import annotations
+
+import _thread
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+class TravellingSavepoint:
+    """Set by a statement that somebody else sends: put ``statement`` behind theirs, then call ``began``."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        connection.savepoint_state += 1
+        thread = str(_thread.get_ident()).replace("-", "")
+        self._id = f"s{thread}_x{connection.savepoint_state}"
+        self.statement: str | None = connection.ops.savepoint_create_sql(self._id)
+
+    def began(self) -> None:
+        self._connection.savepoint_ids.append(self._id)
+
+    def undo(self) -> None:
+        """Roll back to the savepoint, which stays. The transaction is clean afterwards."""
+        self._connection.needs_rollback = False
+        self._connection.savepoint_rollback(self._id)
+
+    def forget(self) -> None:
+        """End it without a statement: the COMMIT or ROLLBACK that follows ends it in the database."""
+        if self._id in self._connection.savepoint_ids:
+            self._connection.savepoint_ids.remove(self._id)
+
+
+class NestedSavepoint:
+    """The same promise by a nested ``atomic``, in a round trip of its own."""
+
+    statement: str | None = None
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        self._atomic: transaction.Atomic | None = None
+
+    def began(self) -> None:
+        self._atomic = transaction.atomic(using=self._connection.alias)
+        self._atomic.__enter__()
+
+    def undo(self) -> None:
+        self._exit(_Undone())
+        self.began()
+
+    def forget(self) -> None:
+        if self._atomic is not None:
+            self._exit(None)
+
+    def _exit(self, reason: BaseException | None) -> None:
+        atomic, self._atomic = self._atomic, None
+        if atomic is not None:
+            atomic.__exit__(reason and type(reason), reason, None)
+
+
+class _Undone(Exception):
+    pass
+
+
+Savepoint = TravellingSavepoint | NestedSavepoint
+
+
+def savepoint_on(connection: BaseDatabaseWrapper, *, travelling: bool = True) -> Savepoint:
+    """The cheapest savepoint that this connection can set."""
+    if (
+        not travelling
+        or connection.vendor != "postgresql"
+        or connection.settings_dict["OPTIONS"].get("server_side_binding")
+    ):
+        return NestedSavepoint(connection)
+    if not (hasattr(connection, "savepoint_state") and hasattr(connection, "savepoint_ids")):
+        return NestedSavepoint(connection)
+    return TravellingSavepoint(connection)
+
+
+def within_test_case(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the innermost open block is the one that Django's TestCase wraps around every test."""
+    return bool(connection.atomic_blocks) and connection.atomic_blocks[-1]._from_testcase
+
+
+def cannot_commit(connection: BaseDatabaseWrapper) -> bool:
+    """Whether what was written in the open transaction is lost already, also where the error was swallowed."""
+    if connection.needs_rollback or connection.closed_in_transaction or connection.connection is None:
+        return True
+    info = getattr(connection.connection, "info", None)  # psycopg's; SQLite undoes a failed statement alone
+    return info is not None and info.transaction_status in _FAILED
+
+
+# libpq: PQTRANS_INERROR and PQTRANS_UNKNOWN, the second of which is a connection that is gone.
+_FAILED = (3, 4)
