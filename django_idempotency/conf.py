@@ -53,9 +53,7 @@ SETTINGS: dict[str, Setting] = {
     "REQUIRED": _policy("required", True, "Refuse a request without a key."),
     "METHODS": _policy("methods", frozenset({"POST", "PATCH"}), "HTTP methods that look at the key."),
     "MODE": _policy("mode", IdempotencyMode.ATOMIC, "How claim, effect and seal share transactions."),
-    "SCOPE": _policy(
-        "scope", None, "Callable from request to the principal, for every view that names none."
-    ),
+    "SCOPE": _policy("scope", None, "Callable from request to the principal, for every view that names none."),
     "FINGERPRINT": _policy("fingerprint", FingerprintRules(), "What tells one intent from another."),
     "LEASE": _policy(
         "lease", timedelta(seconds=30), "How long a claim is trusted; the longest wait after a killed worker."
@@ -71,12 +69,8 @@ SETTINGS: dict[str, Setting] = {
         FIELD_VALIDATORS["retention"],
         "The longest retention of any policy. Partitions are made this far ahead, in eight intervals of whole days.",
     ),
-    "OUTCOMES": _policy(
-        "outcomes", OutcomeRules(), "Which outcomes are recorded and which leave the key free."
-    ),
-    "MAX_RESPONSE_BYTES": _policy(
-        "max_response_bytes", 1024 * 1024, "The largest body that is recorded, in bytes."
-    ),
+    "OUTCOMES": _policy("outcomes", OutcomeRules(), "Which outcomes are recorded and which leave the key free."),
+    "MAX_RESPONSE_BYTES": _policy("max_response_bytes", 1024 * 1024, "The largest body that is recorded, in bytes."),
     "REPLAY_HEADERS": _policy(
         "replay_headers", None, "Response headers to replay; None: all that describe the result."
     ),
@@ -86,9 +80,7 @@ SETTINGS: dict[str, Setting] = {
         None,
         "Alias that the effects commit in, or a callable from scope to alias; None: the router's.",
     ),
-    "DATABASES": Setting(
-        ("default",), _aliases, "Aliases that hold keys. A claim on any other alias is refused."
-    ),
+    "DATABASES": Setting(("default",), _aliases, "Aliases that hold keys. A claim on any other alias is refused."),
     "HEADER": Setting("Idempotency-Key", _header_name, "Request header that carries the key."),
     "STRICT_KEYS": Setting(
         False,
@@ -132,9 +124,7 @@ def problems() -> list[tuple[str, str]]:
                 found.append((str(error), SETTINGS[name].help))
     longest, usual = (configured.get(name, SETTINGS[name].default) for name in ("MAX_RETENTION", "RETENTION"))
     if not found and usual > longest:
-        found.append(
-            (f"IDEMPOTENCY['RETENTION'] ({usual}) exceeds MAX_RETENTION ({longest}).", "Raise MAX_RETENTION.")
-        )
+        found.append((f"IDEMPOTENCY['RETENTION'] ({usual}) exceeds MAX_RETENTION ({longest}).", "Raise MAX_RETENTION."))
     return found
 
 

@@ -36,9 +36,7 @@ class RequestTransactions:
 
     def open(self, *extra: str) -> None:
         """Begin what is not yet open: the transactions of ATOMIC_REQUESTS, and those on the ``extra`` aliases."""
-        configured = [
-            alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"]
-        ]
+        configured = [alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"]]
         for alias in (*(alias for alias in configured if alias not in self._opted_out), *extra):
             if alias not in self._outermost:
                 outermost = not connections[alias].in_atomic_block
@@ -205,9 +203,7 @@ class Leased:
             self._store.release(self._claim.id, self._claim.owner_token)
         except DatabaseFailure:
             # Not lost: the lease ends by itself and the next attempt takes over.
-            logger.exception(
-                "%s could not be released; its lease ends within %g s.", self._claim.id, self._claim.lease
-            )
+            logger.exception("%s could not be released; its lease ends within %g s.", self._claim.id, self._claim.lease)
 
 
 MODES: dict[IdempotencyMode, type[Atomic | Leased]] = {

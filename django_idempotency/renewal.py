@@ -18,7 +18,7 @@ from django.db import Error as DatabaseFailure
 
 from .conf import current
 from .storage import postgres
-from .storage.connections import own_connection
+from .storage.transactions import own_connection
 
 logger = logging.getLogger("django_idempotency")
 
@@ -92,9 +92,7 @@ class _Renewer:
                 for renewal in list(self._renewals):
                     if now >= renewal.give_up_at:
                         self._renewals.discard(renewal)
-                        logger.warning(
-                            "Lease of %s is no longer renewed: RENEWAL_CAP has passed.", renewal.id
-                        )
+                        logger.warning("Lease of %s is no longer renewed: RENEWAL_CAP has passed.", renewal.id)
                     elif now >= renewal.due:
                         renewal.schedule()
                         due[renewal.alias].append(renewal)

@@ -16,7 +16,7 @@ from .conf import current
 from .core.errors import StoreUnavailable
 from .core.intervals import Interval, horizon, interval_length, plan, reach_of
 from .storage import partitions
-from .storage.connections import own_connection
+from .storage.transactions import own_connection
 
 logger = logging.getLogger("django_idempotency")
 
@@ -62,9 +62,7 @@ def ensure_leaf(alias: str, retention: timedelta) -> None:
         )  # fmt: skip
     _reaches[alias] = _Reach(until, time.monotonic())
     if until < needed:
-        raise StoreUnavailable(
-            f"no partition of {alias!r} covers {needed.isoformat()}", retry_after=RETRY_SECONDS
-        )
+        raise StoreUnavailable(f"no partition of {alias!r} covers {needed.isoformat()}", retry_after=RETRY_SECONDS)
 
 
 def forget_reach(alias: str) -> None:

@@ -128,9 +128,7 @@ class Execution:
             _check_lapsed(answer.record)
             if not mode.take_over(answer.record):
                 raise InProgress()
-            logger.warning(
-                "%s is taken over: its lease lapsed after attempt %d.", claim.id, answer.record.attempts
-            )
+            logger.warning("%s is taken over: its lease lapsed after attempt %d.", claim.id, answer.record.attempts)
         else:
             logger.info("%s is claimed.", claim.id)
         self._owned = _Owned(store, claim, policy, mode)
@@ -260,11 +258,7 @@ class _Owned:
             record = self.store.find(self.claim.id)
         except DatabaseFailure:
             raise OutcomeUnknown() from error
-        return (
-            record is not None
-            and record.state is State.SEALED
-            and record.owner_token == self.claim.owner_token
-        )
+        return record is not None and record.state is State.SEALED and record.owner_token == self.claim.owner_token
 
 
 def database_for(policy: ResolvedPolicy, scope: str) -> str:

@@ -179,6 +179,4 @@ class BrokenTransaction(IdempotencyError):
 
     @property
     def detail(self) -> str:
-        return (
-            "The server met an error inside its database transaction. Nothing was kept, and the key is free."
-        )
+        return "The server met an error inside its database transaction. Nothing was kept, and the key is free."

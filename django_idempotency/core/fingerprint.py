@@ -54,9 +54,7 @@ class FingerprintRules:
         for name in ("include", "exclude", "headers"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         if self.include and self.exclude:
-            raise ValueError(
-                "FingerprintRules: give include or exclude, not both; include alone says what counts."
-            )
+            raise ValueError("FingerprintRules: give include or exclude, not both; include alone says what counts.")
         for path in self.include + self.exclude:
             if not all(path.split(".")):
                 raise ValueError(f"FingerprintRules: {path!r} is not a path of names joined by single dots.")
@@ -211,9 +209,7 @@ class Content:
         kwargs: Mapping[str, object] = self.url_kwargs
         for name, value in kwargs.items():
             if not isinstance(value, str):
-                raise TypeError(
-                    f"The URL argument {name!r} must be given as text, not {type(value).__name__}."
-                )
+                raise TypeError(f"The URL argument {name!r} must be given as text, not {type(value).__name__}.")
         object.__setattr__(self, "url_kwargs", dict(kwargs))
         # A body of an unknown kind would otherwise count as the same nothing in every request.
         body: object = self.body
@@ -226,9 +222,7 @@ def fingerprint(content: Content, rules: FingerprintRules, scheme: int = SCHEME)
     describe = _SCHEMES.get(scheme)
     if describe is None:
         known = ", ".join(map(str, _SCHEMES))
-        raise ValueError(
-            f"Unknown fingerprint scheme {scheme!r} (known: {known}). Is the record from a newer release?"
-        )
+        raise ValueError(f"Unknown fingerprint scheme {scheme!r} (known: {known}). Is the record from a newer release?")
     return hashlib.sha256(canonical_json(describe(content, rules)).encode()).digest()
 
 

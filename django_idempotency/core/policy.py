@@ -144,14 +144,10 @@ def _boolean(name: str, value: object) -> bool:
 
 def _methods(name: str, value: object) -> frozenset[str]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise PolicyError(
-            f"{name} must be a collection of HTTP methods, such as ('POST', 'PATCH'), not {value!r}."
-        )
+        raise PolicyError(f"{name} must be a collection of HTTP methods, such as ('POST', 'PATCH'), not {value!r}.")
     methods = frozenset(str(method).upper() for method in value)
     if safe := methods & SAFE_METHODS:
-        raise PolicyError(
-            f"{name}: a key has no effect on {', '.join(sorted(safe))}, which are safe to repeat."
-        )
+        raise PolicyError(f"{name}: a key has no effect on {', '.join(sorted(safe))}, which are safe to repeat.")
     if unknown := methods - UNSAFE_METHODS:
         raise PolicyError(f"{name}: unknown HTTP method {', '.join(sorted(unknown))}.")
     return methods
@@ -182,9 +178,7 @@ def _callable(name: str, value: object) -> object:
 
 def _alias(name: str, value: object) -> object:
     if not (callable(value) or (isinstance(value, str) and value)):
-        raise PolicyError(
-            f"{name} must be a database alias or a callable from scope to alias, not {value!r}."
-        )
+        raise PolicyError(f"{name} must be a database alias or a callable from scope to alias, not {value!r}.")
     return value
 
 

@@ -21,9 +21,7 @@ def idempotent(target: Decorated, /) -> Decorated: ...
 
 
 @overload
-def idempotent(
-    target: IdempotencyPolicy | None = None, /, **fields: Any
-) -> Callable[[Decorated], Decorated]: ...
+def idempotent(target: IdempotencyPolicy | None = None, /, **fields: Any) -> Callable[[Decorated], Decorated]: ...
 
 
 def idempotent(target: Any = None, /, **fields: Any) -> Any:
@@ -51,9 +49,7 @@ def _marked(handler: Any, mark: Mark) -> Any:
     if not callable(handler):
         raise TypeError(f"@idempotent protects handlers; {handler!r} is not callable.")
     if iscoroutinefunction(handler):
-        raise TypeError(
-            "@idempotent does not protect asynchronous handlers; the handler would run unprotected."
-        )
+        raise TypeError("@idempotent does not protect asynchronous handlers; the handler would run unprotected.")
     cls = getattr(handler, "cls", None)
     if isinstance(cls, type) and issubclass(cls, APIView):
         return _protected_view(handler, cls, mark)
@@ -74,9 +70,7 @@ def _protected_view(view: Any, cls: type[APIView], mark: Mark) -> Any:
         raise TypeError(f"{cls.__qualname__} is a viewset: inherit IdempotencyMixin instead.")
     names = {"__module__": cls.__module__, "__qualname__": cls.__name__, "__doc__": cls.__doc__}
     policy = mark.over(IdempotencyPolicy(methods=UNSAFE_METHODS))
-    protected_class: Any = type(
-        cls.__name__, (IdempotencyMixin, cls), {**names, "idempotency_policy": policy}
-    )
+    protected_class: Any = type(cls.__name__, (IdempotencyMixin, cls), {**names, "idempotency_policy": policy})
     protected = protected_class.as_view(**view.initkwargs)
     own = dict(protected.__dict__)
     update_wrapper(protected, view)

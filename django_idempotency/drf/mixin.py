@@ -186,9 +186,7 @@ class IdempotencyMixin(_Base):
             return passage.exchange.conclude(response, passage.exception, _rendered, self._recorded)
         except IdempotencyError as error:
             problem = self.get_idempotency_error_response(error)
-            patch_vary_headers(
-                problem, [field.strip() for field in response.get("Vary", "").split(",") if field]
-            )
+            patch_vary_headers(problem, [field.strip() for field in response.get("Vary", "").split(",") if field])
             return problem
 
     def _recorded(self, response: HttpResponseBase, policy: ResolvedPolicy) -> RecordedResponse:
@@ -217,11 +215,7 @@ def _representation(response: Response, renderer: Any) -> HttpResponse:
 
 def _read_ahead(request: HttpRequest) -> IdempotencyError | None:
     """Keep the bytes of a keyed request before anything parses them: once a parser read the stream they are gone."""
-    if (
-        request.method in SAFE_METHODS
-        or not has_key(request)
-        or request.content_type == "multipart/form-data"
-    ):
+    if request.method in SAFE_METHODS or not has_key(request) or request.content_type == "multipart/form-data":
         return None
     try:
         with translated_errors():

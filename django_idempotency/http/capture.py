@@ -59,9 +59,7 @@ def replay(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequ
             logger.exception("A recorded body could not be unpacked.")
             body = None
     if body is None:
-        raise ResponseNotStored(
-            recorded.status, [each for each in recorded.headers if each[0].lower() == "location"]
-        )
+        raise ResponseNotStored(recorded.status, [each for each in recorded.headers if each[0].lower() == "location"])
     response = HttpResponse(body, status=recorded.status)
     del response["Content-Type"]
     for name, value in recorded.headers:

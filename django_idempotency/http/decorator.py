@@ -30,9 +30,7 @@ def idempotent_view(target: Decorated, /) -> Decorated: ...
 
 
 @overload
-def idempotent_view(
-    target: IdempotencyPolicy | None = None, /, **fields: Any
-) -> Callable[[Decorated], Decorated]: ...
+def idempotent_view(target: IdempotencyPolicy | None = None, /, **fields: Any) -> Callable[[Decorated], Decorated]: ...
 
 
 def idempotent_view(target: Any = None, /, **fields: Any) -> Any:
@@ -93,9 +91,7 @@ def _refuse_foreign(view: Any, cls: Any) -> None:
     if not callable(view):
         raise TypeError(f"idempotent_view protects views; {view!r} is not callable.")
     if iscoroutinefunction(view) or getattr(cls, "view_is_async", False):
-        raise TypeError(
-            "idempotent_view does not protect asynchronous views yet; the view would run unprotected."
-        )
+        raise TypeError("idempotent_view does not protect asynchronous views yet; the view would run unprotected.")
     if hasattr(cls, "authentication_classes"):
         raise TypeError(
             "This is a REST framework view, whose caller is not known before its own dispatch. "
@@ -114,9 +110,7 @@ def _user(request: HttpRequest) -> str | None:
     return principal_of(getattr(request, "user", None))
 
 
-def _content(
-    request: HttpRequest, policy: ResolvedPolicy, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Content:
+def _content(request: HttpRequest, policy: ResolvedPolicy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Content:
     positional = {str(position): str(value) for position, value in enumerate(args)}
     return Content(
         method=request.method or "",

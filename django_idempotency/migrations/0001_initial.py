@@ -24,9 +24,7 @@ class Migration(migrations.Migration):
                 ("state", models.CharField(max_length=16, verbose_name="state")),
                 (
                     "scope",
-                    models.TextField(
-                        help_text="Whose key it is, and for which operation.", verbose_name="scope"
-                    ),
+                    models.TextField(help_text="Whose key it is, and for which operation.", verbose_name="scope"),
                 ),
                 (
                     "key",

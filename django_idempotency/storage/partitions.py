@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import current
 from ..core.intervals import Interval, plan
-from .connections import transaction_on
+from .transactions import transaction_on
 
 MARK = "django_idempotency: leaf of sealed keys"
 """The comment on every leaf that this app made. A table without it is never touched."""

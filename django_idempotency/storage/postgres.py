@@ -28,9 +28,7 @@ _CLAIM = (
 _SEAL = "SELECT idempotency_seal_v1(%s, %s, %s, %s::smallint, %s::jsonb, %s, %s)"
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s"
-_FIND = (
-    f"SELECT {', '.join(COLUMNS)}, {_LEASE_LEFT.format(row='k')} FROM idempotency_key AS k WHERE k.id = %s"
-)
+_FIND = f"SELECT {', '.join(COLUMNS)}, {_LEASE_LEFT.format(row='k')} FROM idempotency_key AS k WHERE k.id = %s"
 _RENEW = """
 UPDATE idempotency_key_in_flight AS k SET lease_expires_at = clock_timestamp() + make_interval(secs => lease.seconds)
 FROM unnest(%s::uuid[], %s::uuid[], %s::float8[]) AS lease (id, owner_token, seconds)

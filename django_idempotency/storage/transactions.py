@@ -9,8 +9,10 @@ Where several statements cannot share a round trip, a nested ``atomic`` does the
 from __future__ import annotations
 
 import _thread
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 
@@ -100,3 +102,24 @@ def cannot_commit(connection: BaseDatabaseWrapper) -> bool:
 
 # libpq: PQTRANS_INERROR and PQTRANS_UNKNOWN, the second of which is a connection that is gone.
 _FAILED = (3, 4)
+
+
+@contextmanager
+def own_connection(alias: str) -> Iterator[BaseDatabaseWrapper]:
+    """A new connection to ``alias``, in autocommit, closed at the end."""
+    connection = connections[alias].copy()
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
+def transaction_on(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    connection.set_autocommit(False)
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
