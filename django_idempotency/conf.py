@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -61,7 +61,7 @@ SETTINGS: dict[str, Setting] = {
     "MAX_WAIT": _policy(
         "max_wait",
         timedelta(seconds=1.5),
-        "How long a duplicate waits for a rival. Below twice deadlock_timeout (1 s), so that the owner is never the victim.",
+        "How long a duplicate waits for a rival. Below twice deadlock_timeout (1 s), or the owner may be the victim.",
     ),
     "RETENTION": _policy("retention", timedelta(days=1), "How long a sealed record answers retries."),
     "MAX_RETENTION": Setting(
@@ -155,7 +155,7 @@ class Settings:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"There is no IDEMPOTENCY setting {name!r}.")
 
-    @cache  # noqa: B019 - policies live as long as their views; settings as long as the process
+    @lru_cache(maxsize=1024)  # noqa: B019 - policies live as long as their views; settings as long as the process
     def resolve(self, policy: IdempotencyPolicy) -> ResolvedPolicy:
         """Complete a policy with the settings.
 
@@ -167,7 +167,7 @@ class Settings:
             raise ImproperlyConfigured(str(error)) from error
 
 
-def _forget(*, setting: str, **kwargs: object) -> None:
+def _forget(*, setting: str, **_: object) -> None:
     if setting in ("IDEMPOTENCY", "DATABASES"):
         current.cache_clear()
 

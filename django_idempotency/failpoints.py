@@ -57,7 +57,7 @@ def arm(specification: str) -> None:
 
 
 def _signal(number: signal.Signals) -> Callable[[str, Path | None], Callable[[], None]]:
-    def build(point: str, marker: Path | None) -> Callable[[], None]:
+    def build(_point: str, marker: Path | None) -> Callable[[], None]:
         return lambda: os.kill(os.getpid(), number) if _first(marker) else None
 
     return build

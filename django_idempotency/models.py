@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
@@ -47,7 +49,7 @@ class IdempotencyKey(models.Model):
         db_table = "idempotency_key"
         verbose_name = _("idempotency key")
         verbose_name_plural = _("idempotency keys")
-        constraints = [
+        constraints: ClassVar = [
             models.CheckConstraint(
                 name="idempotency_key_state",
                 condition=Q(

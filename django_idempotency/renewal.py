@@ -18,7 +18,7 @@ from django.db import Error as DatabaseFailure
 
 from .conf import current
 from .storage import postgres
-from .storage.transactions import own_connection
+from .storage.transactions import own_connection, sqlstate
 
 logger = logging.getLogger("django_idempotency")
 
@@ -115,16 +115,16 @@ def _still_owned(connection: Any, renewals: list[Renewal]) -> set[UUID]:
     try:
         return postgres.renew(connection, [(each.id, each.owner_token, each.lease) for each in renewals])
     except DatabaseFailure as error:
-        if postgres.sqlstate(error) != postgres.JUST_MOVING or len(renewals) == 1:
-            if postgres.sqlstate(error) == postgres.JUST_MOVING:
+        if sqlstate(error) != postgres.JUST_MOVING or len(renewals) == 1:
+            if sqlstate(error) == postgres.JUST_MOVING:
                 return set()
             raise
-    return {id for each in renewals for id in _still_owned(connection, [each])}
+    return set().union(*(_still_owned(connection, [each]) for each in renewals))
 
 
 def _start_afresh() -> None:
     # Threads do not survive a fork, and the parent's lock may be held in the child for ever.
-    global _renewer
+    global _renewer  # noqa: PLW0603 - there is one, and a forked process needs its own
     _renewer = _Renewer()
 
 

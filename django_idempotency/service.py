@@ -24,6 +24,7 @@ from .core.errors import (
     LeaseLost,
     OutcomeUnknown,
     StoreUnavailable,
+    TransactionConflict,
 )
 from .core.fingerprint import SCHEME, Content, fingerprint
 from .core.keys import record_id
@@ -34,7 +35,7 @@ from .failpoints import hit
 from .models import IdempotencyKey
 from .modes import MODES, Mode, RequestTransactions
 from .storage import Store, store_for
-from .storage.transactions import cannot_commit
+from .storage.transactions import PASSING, cannot_commit, sqlstate
 
 logger = logging.getLogger("django_idempotency")
 
@@ -91,13 +92,13 @@ class Execution:
             hit("before_claim")
             record = self._claim(store, intent, policy)
             hit("after_claim")
-            return record
         except BaseException as error:
             self.abandon()
             if isinstance(error, DatabaseFailure):
-                logger.error("The keys on %r cannot be reached: %s", alias, _kind(error))
+                logger.error("The keys on %r cannot be reached: %s", alias, _kind(error))  # noqa: TRY400 - no values
                 raise StoreUnavailable(_kind(error)) from error
             raise
+        return record
 
     def _claim(self, store: Store, intent: Intent, policy: ResolvedPolicy) -> Record | None:
         claim = Claim(
@@ -114,7 +115,7 @@ class Execution:
         mode = MODES[policy.mode](store, claim, self.transactions)
         answer = mode.claim()
         if answer.verdict is Verdict.WAITED:
-            raise InProgress()
+            raise InProgress
         if answer.verdict is Verdict.WRONG_ISOLATION:
             raise StoreUnavailable(
                 "a claim needs READ COMMITTED; use IdempotencyMode.LEASED under another isolation level"
@@ -127,7 +128,7 @@ class Execution:
                 return answer.record
             _check_lapsed(answer.record)
             if not mode.take_over(answer.record):
-                raise InProgress()
+                raise InProgress
             logger.warning("%s is taken over: its lease lapsed after attempt %d.", claim.id, answer.record.attempts)
         else:
             logger.info("%s is claimed.", claim.id)
@@ -151,28 +152,35 @@ class Execution:
             return
         try:
             sealed = self._owned.settle(outcome)
-        except DatabaseFailure as error:
+        except BaseException as error:
             self.abandon()
-            raise StoreUnavailable(_kind(error)) from error
-        except BaseException:
-            self.abandon()
+            if isinstance(error, DatabaseFailure):
+                raise StoreUnavailable(_kind(error)) from error
             raise
-        if sealed:
-            self._owned.commit()
-            hit("after_commit")
-        else:
+        if not sealed:
             self.abandon()
-
-    def abandon(self) -> None:
-        """Roll everything back, and release the key if it is ours."""
-        if self._owned is None:
-            self.transactions.roll_back()
             return
         owned, self._owned = self._owned, None
+        owned.commit()
+        hit("after_commit")
+
+    def abandon(self, error: BaseException | None = None) -> None:
+        """Roll everything back, and release the key if it is ours.
+
+        :param error: what left the view.
+        :raises TransactionConflict: the error is of a kind that a repetition gets past.
+        """
+        owned, self._owned = self._owned, None
+        if owned is None:
+            self.transactions.roll_back()
+            return
         hit("before_release")
         owned.mode.release()
         logger.info("%s is released.", owned.claim.id)
         hit("after_release")
+        if isinstance(error, DatabaseFailure) and sqlstate(error) in PASSING:
+            logger.warning("%s met a rival in the database: SQLSTATE %s.", owned.claim.id, sqlstate(error))
+            raise TransactionConflict from error
 
 
 @dataclass
@@ -198,7 +206,7 @@ class _Owned:
         broken = self._is_broken()
         if broken and outcome.exception is None and outcome.status < 400:
             logger.error("%s: the view answered %d over a broken transaction.", self.claim.id, outcome.status)
-            raise BrokenTransaction()
+            raise BrokenTransaction
         if self.policy.outcomes.decision(outcome.status, outcome.exception) is Decision.RELEASE:
             return False
         if broken:
@@ -224,8 +232,8 @@ class _Owned:
             retention.ensure_leaf(self.store.alias, self.policy.retention)
             sealing = self._try_seal(response)
         if sealing is Sealing.LOST:
-            logger.warning("%s was taken over while attempt ran; its writes are rolled back.", self.claim.id)
-            raise LeaseLost()
+            logger.warning("%s was taken over while this attempt ran; its writes are rolled back.", self.claim.id)
+            raise LeaseLost
         if sealing is not Sealing.SEALED:
             raise StoreUnavailable(f"no partition of {self.store.alias!r} takes the record")
         logger.info("%s is sealed with %d.", self.claim.id, response.status)
@@ -244,20 +252,23 @@ class _Owned:
         try:
             self.mode.commit()
         except Exception as error:
-            if not self._was_committed(error):
+            if self._was_committed(error):
+                logger.exception("%s is committed; what follows the COMMIT failed.", self.claim.id)
+                return
+            if isinstance(error, IntegrityError) or sqlstate(error) in PASSING:
+                # The database itself refused: certainly nothing is committed.
+                self.mode.release()
                 if isinstance(error, IntegrityError):
-                    # A deferred constraint of the project's: its own error, and certainly nothing committed.
-                    self.mode.release()
-                    raise
-                raise OutcomeUnknown() from error
-            logger.exception("%s is committed; what follows the COMMIT failed.", self.claim.id)
+                    raise  # a deferred constraint of the project's, and its own error
+                raise TransactionConflict from error
+            raise OutcomeUnknown from error
 
     def _was_committed(self, error: Exception) -> bool:
         connections[self.store.alias].close_if_unusable_or_obsolete()
         try:
             record = self.store.find(self.claim.id)
         except DatabaseFailure:
-            raise OutcomeUnknown() from error
+            raise OutcomeUnknown from error
         return record is not None and record.state is State.SEALED and record.owner_token == self.claim.owner_token
 
 
@@ -285,7 +296,7 @@ def _check_same_request(record: Record, intent: Intent, policy: ResolvedPolicy) 
         raise StoreUnavailable(f"{record.id} was fingerprinted by a newer release") from error
     if ours != record.fingerprint:
         logger.info("%s is refused: its first request had other content.", record.id)
-        raise KeyReused()
+        raise KeyReused
 
 
 def _check_lapsed(record: Record) -> None:

@@ -171,6 +171,17 @@ class ResponseNotStored(IdempotencyError):
         return {"original_status": self.original_status}
 
 
+class TransactionConflict(_Passing):
+    """The view met a rival in the database: a deadlock, a serialization failure, a lock or statement time-out."""
+
+    slug = "transaction-conflict"
+    title = "This request was rolled back in favour of another one"
+
+    @property
+    def detail(self) -> str:
+        return "Nothing was kept, and the key is free. Repeat the request with the same key."
+
+
 class BrokenTransaction(IdempotencyError):
     """The view answered with success over a transaction that can no longer commit."""
 

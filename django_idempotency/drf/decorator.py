@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 from asgiref.sync import iscoroutinefunction
 from rest_framework.views import APIView
 
-from ..core.policy import UNSAFE_METHODS, IdempotencyPolicy, declared
+from ..core.policy import IdempotencyPolicy, declared
 from .marks import Mark, put_mark, require_in_force
 from .mixin import IdempotencyMixin
 
@@ -69,7 +69,7 @@ def _protected_view(view: Any, cls: type[APIView], mark: Mark) -> Any:
     if hasattr(view, "actions"):
         raise TypeError(f"{cls.__qualname__} is a viewset: inherit IdempotencyMixin instead.")
     names = {"__module__": cls.__module__, "__qualname__": cls.__name__, "__doc__": cls.__doc__}
-    policy = mark.over(IdempotencyPolicy(methods=UNSAFE_METHODS))
+    policy = mark.over(None)
     protected_class: Any = type(cls.__name__, (IdempotencyMixin, cls), {**names, "idempotency_policy": policy})
     protected = protected_class.as_view(**view.initkwargs)
     own = dict(protected.__dict__)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
 from rest_framework.request import Request
 
 from ..core.policy import SAFE_METHODS, UNSAFE_METHODS, IdempotencyPolicy
@@ -44,7 +43,7 @@ def mark_of(handler: Any) -> Mark | None:
 
 def put_in_force(request: Request, mark: Mark) -> None:
     """The mixin: whatever this handler's decorator asks for is seen to."""
-    setattr(request._request, _IN_FORCE, (*getattr(request._request, _IN_FORCE, ()), mark))
+    setattr(request, _IN_FORCE, (*getattr(request, _IN_FORCE, ()), mark))
 
 
 def require_in_force(arguments: tuple[Any, ...], mark: Mark, name: str) -> None:
@@ -52,10 +51,8 @@ def require_in_force(arguments: tuple[Any, ...], mark: Mark, name: str) -> None:
 
     :raises ImproperlyConfigured: nobody obeys the mark, so the handler would run unprotected.
     """
-    for argument in arguments[:2]:
-        request = argument._request if isinstance(argument, Request) else argument
-        if isinstance(request, HttpRequest) and mark in getattr(request, _IN_FORCE, ()):
-            return
+    if any(isinstance(argument, Request) and mark in getattr(argument, _IN_FORCE, ()) for argument in arguments[:2]):
+        return
     raise ImproperlyConfigured(
         f"@idempotent on {name} is not in force, so the handler was not run. The view class needs IdempotencyMixin "
         "before its base classes; decorators above @idempotent must keep attributes (functools.wraps); "

@@ -47,7 +47,10 @@ from ..http.requests import (
 )
 from .marks import check_marks, mark_of, put_in_force
 
-_Base = APIView if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Base = APIView
+else:
+    _Base = object
 
 Handler = Callable[..., HttpResponseBase]
 
@@ -91,7 +94,7 @@ class IdempotencyMixin(_Base):
 
     def get_idempotency_key(self, request: Request) -> str | None:
         """The client's key in its stored form, or None. :raises MalformedKey: it is not one."""
-        return read_key(request._request)
+        return read_key(_http(request))
 
     def get_idempotency_scope(self, request: Request, policy: ResolvedPolicy) -> str | None:
         """The principal that keys belong to. Empty refuses the request: it never means "everyone"."""
@@ -106,7 +109,7 @@ class IdempotencyMixin(_Base):
             body=_body(request),
             url_kwargs=text_kwargs(self.kwargs, leave_out),
             query=without_parameters(request.META.get("QUERY_STRING", ""), leave_out),
-            headers=counted_headers(request._request, policy.fingerprint.headers),
+            headers=counted_headers(_http(request), policy.fingerprint.headers),
         )
 
     def get_idempotency_error_response(self, error: IdempotencyError) -> HttpResponse:
@@ -123,16 +126,19 @@ class IdempotencyMixin(_Base):
         reopened = lambda: self.idempotent_transaction_began(self.request)  # noqa: E731
         passage = _Passage(Exchange(request, transactions_of(request, reopened)))
         try:
-            passage.unreadable = _read_ahead(request)
-            name = (request.method or "").lower()
-            handler = getattr(self, name, None) if name in self.http_method_names else None
-            if handler is not None:
-                setattr(self, name, wraps(handler)(partial(self._guard, handler, passage)))
-            response = super().dispatch(request, *args, **kwargs)
-            return self._conclude(passage, response)
-        except BaseException:
-            passage.exchange.abandon()
-            raise
+            passage.exchange.open()
+            try:
+                passage.unreadable = _read_ahead(request)
+                name = (request.method or "").lower()
+                handler = getattr(self, name, None) if name in self.http_method_names else None
+                if handler is not None:
+                    setattr(self, name, wraps(handler)(partial(self._guard, handler, passage)))
+                return self._conclude(passage, super().dispatch(request, *args, **kwargs))
+            except BaseException as error:
+                passage.exchange.abandon(error)
+                raise
+        except IdempotencyError as error:
+            return self.get_idempotency_error_response(error)
 
     def _guard(
         self, handler: Handler, passage: _Passage, request: Request, *args: Any, **kwargs: Any
@@ -204,7 +210,7 @@ def _rendered(response: HttpResponseBase) -> HttpResponseBase:
     return rendered(response)
 
 
-def _representation(response: Response, renderer: Any) -> HttpResponse:
+def _representation(response: Any, renderer: Any) -> HttpResponse:
     body = renderer.render(response.data, renderer.media_type, response.renderer_context)
     result = HttpResponse(body, status=response.status_code, content_type=renderer.media_type)
     for name, value in response.items():
@@ -225,10 +231,15 @@ def _read_ahead(request: HttpRequest) -> IdempotencyError | None:
     return None
 
 
+def _http(request: Request) -> HttpRequest:
+    return request._request  # noqa: SLF001 - whose content_type and body are Django's, not the REST framework's
+
+
 def _body(request: Request) -> Body:
-    parser = request.negotiator.select_parser(request, request.parsers)
+    negotiator: Any = request.negotiator
+    parser = negotiator.select_parser(request, request.parsers)
     if not isinstance(parser, MultiPartParser | FileUploadParser):
-        return raw_body(request._request)
+        return raw_body(_http(request))
     with translated_errors():
         fields, files = request.data, request.FILES
     if not isinstance(fields, MultiValueDict):

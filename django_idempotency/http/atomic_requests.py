@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpRequest
 
 from ..modes import RequestTransactions
+
+_ATTRIBUTE = "_non_atomic_requests"  # Django's, read by its request handler
 
 
 class TakenOut(set[str]):
@@ -26,14 +28,13 @@ class TakenOut(set[str]):
         return frozenset(self)
 
 
-def take_out(view: Any, project_opted_out: Iterable[str] | None = None) -> None:
+def take_out(view: Any) -> None:
     """Let Django open no transaction around ``view``: :func:`transactions_of` opens them."""
-    own = getattr(view, "_non_atomic_requests", ()) if project_opted_out is None else project_opted_out
-    view._non_atomic_requests = TakenOut(own)
+    setattr(view, _ATTRIBUTE, TakenOut(getattr(view, _ATTRIBUTE, ())))
 
 
 def transactions_of(request: HttpRequest, reopened: Callable[[], None] = lambda: None) -> RequestTransactions:
     """The transactions for a request to a view that was taken out."""
     match = getattr(request, "resolver_match", None)
-    marked = getattr(getattr(match, "func", None), "_non_atomic_requests", None)
+    marked = getattr(getattr(match, "func", None), _ATTRIBUTE, None)
     return RequestTransactions(marked.by_project if isinstance(marked, TakenOut) else (), reopened)

@@ -61,12 +61,14 @@ def _protected(view: Any, policy: IdempotencyPolicy) -> Any:
     def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         exchange = Exchange(request, transactions_of(request))
         try:
-            return _answer(exchange, request, args, kwargs)
+            exchange.open()
+            try:
+                return _answer(exchange, request, args, kwargs)
+            except BaseException as error:
+                exchange.abandon(error)
+                raise
         except IdempotencyError as error:
             return problem_response(error, html=_wants_html(request))
-        except BaseException:
-            exchange.abandon()
-            raise
 
     def _answer(exchange: Exchange, request: HttpRequest, args: Any, kwargs: Any) -> HttpResponseBase:
         resolved = current().resolve(policy)

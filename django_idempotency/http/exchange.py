@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import Error as DatabaseFailure
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ..conf import current
-from ..core.errors import IdempotencyError, MissingKey
+from ..core.errors import IdempotencyError, MissingKey, StoreUnavailable
 from ..core.fingerprint import Content
 from ..core.policy import ResolvedPolicy
 from ..core.scope import scope
@@ -19,6 +20,7 @@ from ..failpoints import hit
 from ..modes import RequestTransactions
 from ..service import Execution, Intent, Outcome
 from .capture import capture, replay
+from .requests import has_key
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def rendered(response: Any) -> HttpResponseBase:
 class Exchange:
     """Opens the request's transactions, asks for the key, and answers once.
 
-    ``admit``, then the handler, then ``conclude``; ``abandon`` instead where an exception leaves the view.
+    ``open``, ``admit``, then the handler, then ``conclude``; ``abandon`` instead where an exception leaves the view.
     """
 
     def __init__(self, request: HttpRequest, transactions: RequestTransactions) -> None:
@@ -50,7 +52,19 @@ class Exchange:
         self._transactions = transactions
         self._execution = Execution(transactions)
         self._policy: ResolvedPolicy | None = None
-        transactions.open()
+
+    def open(self) -> None:
+        """Begin what ATOMIC_REQUESTS would have begun.
+
+        :raises StoreUnavailable: the database is down, and the client of a keyed request should know to come back.
+        """
+        try:
+            self._transactions.open()
+        except DatabaseFailure as error:
+            self._transactions.roll_back()
+            if not has_key(self._request):
+                raise
+            raise StoreUnavailable("the database cannot be reached") from error
 
     def admit(self, policy: ResolvedPolicy, asking: Asking) -> HttpResponse | None:
         """None: run the handler. Otherwise the recorded answer.
@@ -98,6 +112,9 @@ class Exchange:
         self._execution.finish(Outcome(final.status_code, lambda: record(final, policy), exception))
         return final
 
-    def abandon(self) -> None:
-        """An exception leaves the view: nothing is kept."""
-        self._execution.abandon()
+    def abandon(self, error: BaseException) -> None:
+        """An exception leaves the view: nothing is kept.
+
+        :raises TransactionConflict: a better answer than that exception.
+        """
+        self._execution.abandon(error)

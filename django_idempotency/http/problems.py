@@ -25,8 +25,9 @@ STATUSES: dict[type[errors.IdempotencyError], int] = {
     errors.BrokenTransaction: 500,
     errors.StoreUnavailable: 503,
     errors.OutcomeUnknown: 503,
+    errors.TransactionConflict: 503,
 }
-"""Sections 2.6 and 2.7 of draft-ietf-httpapi-idempotency-key-header give 400, 409 and 422; the others follow RFC 9110."""
+"""400, 409 and 422 are those of draft-ietf-httpapi-idempotency-key-header, section 2.7; the others follow RFC 9110."""
 
 
 def problem_response(error: errors.IdempotencyError, *, html: bool = False) -> HttpResponse:
@@ -40,7 +41,8 @@ def problem_response(error: errors.IdempotencyError, *, html: bool = False) -> H
         **error.members,
     }
     if html:
-        page = f"<!doctype html><title>{escape(error.title)}</title><h1>{escape(error.title)}</h1><p>{escape(error.detail)}</p>"
+        title, detail = escape(error.title), escape(error.detail)
+        page = f"<!doctype html><title>{title}</title><h1>{title}</h1><p>{detail}</p>"
         response = HttpResponse(page, status=status, content_type="text/html; charset=utf-8")
     else:
         response = HttpResponse(json.dumps(document), status=status, content_type="application/problem+json")

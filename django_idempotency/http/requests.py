@@ -49,7 +49,8 @@ def has_key(request: HttpRequest) -> bool:
 
 
 def _meta_name() -> str:
-    return "HTTP_" + current().HEADER.upper().replace("-", "_")
+    header: str = current().HEADER
+    return "HTTP_" + header.upper().replace("-", "_")
 
 
 def principal_of(user: Any) -> str | None:
@@ -113,7 +114,7 @@ def _form_fields(raw: bytes) -> tuple[tuple[str, str], ...]:
             max_num_fields=django_settings.DATA_UPLOAD_MAX_NUMBER_FIELDS,
         )
     except ValueError:
-        raise BodyTooLarge() from None
+        raise BodyTooLarge from None
     return tuple(pairs)
 
 
@@ -123,7 +124,7 @@ def translated_errors() -> Iterator[None]:
     try:
         yield
     except (RequestDataTooBig, TooManyFieldsSent, TooManyFilesSent) as error:
-        raise BodyTooLarge() from error
+        raise BodyTooLarge from error
     except MultiPartParserError as error:
         raise MalformedBody("it is not valid multipart/form-data") from error
     except UnreadablePostError as error:

@@ -23,7 +23,7 @@ def store_for(alias: str) -> Store:
 
         return PortableStore(alias)
     raise ImproperlyConfigured(
-        f"Idempotency keys cannot be kept in {vendor!r} (database alias {alias!r}): PostgreSQL and SQLite are supported."
+        f"Idempotency keys cannot be kept in {vendor!r} (alias {alias!r}): PostgreSQL and SQLite are supported."
     )
 
 

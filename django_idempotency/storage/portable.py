@@ -30,7 +30,7 @@ class PortableStore:
     def _keys(self) -> models.QuerySet[IdempotencyKey]:
         return IdempotencyKey.objects.using(self.alias)
 
-    def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
+    def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:  # noqa: ARG002
         standing = self.find(claim.id)
         if standing is not None:
             return ClaimAnswer(Verdict.FOUND, standing)
@@ -76,7 +76,13 @@ class PortableStore:
         return taken == 1
 
     def seal(
-        self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, durable: bool
+        self,
+        id: UUID,
+        owner_token: UUID,
+        response: RecordedResponse,
+        *,
+        retention: float,
+        durable: bool,  # noqa: ARG002
     ) -> Sealing:
         now = timezone.now()
         sealed = self._owned(id, owner_token).update(

@@ -15,20 +15,19 @@ from django.db import OperationalError, connections, transaction
 
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Verdict
 from .base import COLUMNS, record_from
+from .transactions import sqlstate
 
 _LEASE_LEFT = "extract(epoch FROM {row}.lease_expires_at - clock_timestamp())::float8"
+_STANDING = ", ".join(f"(c.standing).{column}" for column in COLUMNS) + ", " + _LEASE_LEFT.format(row="(c.standing)")
 
 _CLAIM = (
-    "SELECT c.verdict, "
-    + ", ".join(f"(c.standing).{column}" for column in COLUMNS)
-    + ", "
-    + _LEASE_LEFT.format(row="(c.standing)")
-    + " FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s) AS c"
+    f"SELECT c.verdict, {_STANDING}"  # noqa: S608 - names of columns
+    " FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s) AS c"
 )
 _SEAL = "SELECT idempotency_seal_v1(%s, %s, %s, %s::smallint, %s::jsonb, %s, %s)"
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s"
-_FIND = f"SELECT {', '.join(COLUMNS)}, {_LEASE_LEFT.format(row='k')} FROM idempotency_key AS k WHERE k.id = %s"
+_FIND = f"SELECT {', '.join(COLUMNS)}, {_LEASE_LEFT.format(row='k')} FROM idempotency_key AS k WHERE k.id = %s"  # noqa: S608
 _RENEW = """
 UPDATE idempotency_key_in_flight AS k SET lease_expires_at = clock_timestamp() + make_interval(secs => lease.seconds)
 FROM unnest(%s::uuid[], %s::uuid[], %s::float8[]) AS lease (id, owner_token, seconds)
@@ -83,7 +82,8 @@ class PostgresStore:
             claim.lease,
             claim.max_wait,
         )
-        return bool(self._row(_TAKE_OVER, arguments)[0])
+        (taken,) = self._row(_TAKE_OVER, arguments)
+        return bool(taken)
 
     def seal(
         self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, durable: bool
@@ -107,7 +107,7 @@ class PostgresStore:
                 if sqlstate(error) == JUST_MOVING:
                     return False
                 raise
-            return cursor.rowcount == 1
+            return bool(cursor.rowcount)
 
     def find(self, id: UUID) -> Record | None:
         with connections[self.alias].cursor() as cursor:
@@ -131,11 +131,6 @@ def renew(connection: Any, leases: list[tuple[UUID, UUID, float]]) -> set[UUID]:
     with connection.cursor() as cursor:
         cursor.execute(_RENEW, (ids, tokens, seconds))
         return {row[0] for row in cursor.fetchall()}
-
-
-def sqlstate(error: BaseException) -> str | None:
-    """The SQLSTATE behind an error of Django's, if the driver gave one."""
-    return getattr(error.__cause__, "sqlstate", None)
 
 
 def _arguments(claim: Claim, limit_silence: bool) -> tuple[Any, ...]:

@@ -64,7 +64,7 @@ class NestedSavepoint:
     def _exit(self, reason: BaseException | None) -> None:
         atomic, self._atomic = self._atomic, None
         if atomic is not None:
-            atomic.__exit__(reason and type(reason), reason, None)
+            atomic.__exit__(type(reason) if reason else None, reason, None)
 
 
 class _Undone(Exception):
@@ -87,9 +87,19 @@ def savepoint_on(connection: BaseDatabaseWrapper, *, travelling: bool = True) ->
     return TravellingSavepoint(connection)
 
 
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE behind an error of Django's, if the driver gave one."""
+    return getattr(error.__cause__, "sqlstate", None)
+
+
+PASSING = frozenset({"40001", "40P01", "55P03", "57014"})
+"""SQLSTATEs of a transaction that met a rival and can be repeated: serialization failure, deadlock, lock time-out,
+cancelled statement."""
+
+
 def within_test_case(connection: BaseDatabaseWrapper) -> bool:
     """Whether the innermost open block is the one that Django's TestCase wraps around every test."""
-    return bool(connection.atomic_blocks) and connection.atomic_blocks[-1]._from_testcase
+    return bool(connection.atomic_blocks) and connection.atomic_blocks[-1]._from_testcase  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def cannot_commit(connection: BaseDatabaseWrapper) -> bool:
