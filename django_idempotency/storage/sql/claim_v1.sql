@@ -34,13 +34,12 @@ BEGIN
     IF p_limit_silence AND (
         session_idle_timeout = '0' OR session_idle_timeout::interval > make_interval(secs => p_lease)
     ) THEN
-        PERFORM set_config('idle_in_transaction_session_timeout', ceil(p_lease * 1000)::text, true);
+        PERFORM set_config('idle_in_transaction_session_timeout', idempotency_milliseconds_v1(p_lease), true);
     END IF;
 
     verdict := 'waited';
     WHILE waited < p_max_wait LOOP
-        -- A time-out of 0 would mean for ever.
-        PERFORM set_config('lock_timeout', greatest(1, ceil((p_max_wait - waited) * 1000))::text, true);
+        PERFORM set_config('lock_timeout', idempotency_milliseconds_v1(p_max_wait - waited), true);
 
         SELECT k.* INTO standing FROM idempotency_key AS k
         WHERE k.id = p_id AND (k.state = 'in_flight' OR k.expires_at > clock_timestamp());

@@ -13,7 +13,7 @@ DECLARE
     session_lock_timeout constant text := current_setting('lock_timeout');
     taken boolean := false;
 BEGIN
-    PERFORM set_config('lock_timeout', greatest(1, ceil(p_max_wait * 1000))::text, true);
+    PERFORM set_config('lock_timeout', idempotency_milliseconds_v1(p_max_wait), true);
     BEGIN
         UPDATE idempotency_key_in_flight AS k SET
             owner_token = p_token,
