@@ -80,6 +80,10 @@ class BodyTooLarge(IdempotencyError):
     slug = "body-too-large"
     title = "The request body is larger than this server reads into memory"
 
+    @property
+    def detail(self) -> str:
+        return "Nothing was executed. Send fewer or smaller fields; large files belong in multipart/form-data."
+
 
 class AnonymousScope(IdempotencyError):
     slug = "anonymous-scope"

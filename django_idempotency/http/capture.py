@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import logging
+import re
+import zlib
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any, cast
@@ -11,7 +13,6 @@ from typing import Any, cast
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import patch_vary_headers
-from django.utils.regex_helper import _lazy_re_compile
 
 from ..conf import current
 from ..core.errors import ResponseNotStored
@@ -34,7 +35,10 @@ NEVER_REPLAYED = frozenset(
 
 NEVER_REPLAYED_PREFIXES = ("access-control-", "ratelimit", "x-ratelimit", "x-rate-limit")
 
-_ACCEPTS_GZIP = _lazy_re_compile(r"\b(?:gzip|\*)\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))")
+_DESCRIBE_THE_BODY = frozenset({"content-type", "content-encoding"})
+"""Without these its bytes mean nothing, whatever headers a policy names."""
+
+_ACCEPTS_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))", re.IGNORECASE)
 
 
 def capture(response: HttpResponseBase, policy: ResolvedPolicy) -> RecordedResponse:
@@ -67,10 +71,18 @@ def replay(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequ
     if response.get("Content-Encoding") == "gzip" and not _ACCEPTS_GZIP.search(
         request.headers.get("Accept-Encoding", "")
     ):
-        response.content = gzip.decompress(body)
-        del response["Content-Encoding"]
+        _uncompress(response)
     response[current().REPLAYED_HEADER] = "true"
     return response
+
+
+def _uncompress(response: HttpResponse) -> None:
+    try:
+        response.content = gzip.decompress(response.content)
+    except (OSError, EOFError, zlib.error):
+        # Not gzip, whatever the view said: the first client got the same bytes.
+        return
+    del response["Content-Encoding"]
 
 
 def put_into(response: HttpResponseBase, answer: HttpResponse) -> HttpResponseBase:
@@ -96,7 +108,7 @@ def _headers(response: HttpResponseBase, policy: ResolvedPolicy) -> tuple[tuple[
     return tuple(
         (name, value)
         for name, value in response.items()
-        if (wanted is None or name.lower() in wanted or name.lower() == "content-type")
+        if (wanted is None or name.lower() in wanted or name.lower() in _DESCRIBE_THE_BODY)
         and name.lower() not in NEVER_REPLAYED
         and not name.lower().startswith(NEVER_REPLAYED_PREFIXES)
     )
