@@ -118,6 +118,8 @@ _FAILED = (3, 4)
 def own_connection(alias: str) -> Iterator[BaseDatabaseWrapper]:
     """A new connection to ``alias``, in autocommit, closed at the end."""
     connection = connections[alias].copy()
+    # Taken from the project's pool, it would wait for a request to end, perhaps for the very one that it serves.
+    connection.settings_dict.get("OPTIONS", {}).pop("pool", None)
     try:
         yield connection
     finally:
