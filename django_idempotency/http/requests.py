@@ -20,7 +20,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.utils.datastructures import MultiValueDict
 
 from ..conf import current
-from ..core.errors import BodyTooLarge, MalformedBody
+from ..core.errors import BodyTooLarge, MalformedBody, MalformedKey
 from ..core.fingerprint import (
     Body,
     EmptyBody,
@@ -40,7 +40,12 @@ def read_key(request: HttpRequest) -> str | None:
     :raises MalformedKey: the header is there and is no key. Never treated as absent.
     """
     raw = request.META.get(_meta_name())
-    return None if raw is None else parse_key(raw, strict=current().STRICT_KEYS)
+    if raw is None:
+        return None
+    try:
+        return parse_key(raw, strict=current().STRICT_KEYS)
+    except MalformedKey as error:
+        raise MalformedKey(f"in the {current().HEADER} header, {error.reason}") from None
 
 
 def has_key(request: HttpRequest) -> bool:
