@@ -68,6 +68,9 @@ def _protected_view(view: Any, cls: type[APIView], mark: Mark) -> Any:
         raise TypeError(f"{cls.__qualname__} has IdempotencyMixin: set its idempotency_policy instead.")
     if hasattr(view, "actions"):
         raise TypeError(f"{cls.__qualname__} is a viewset: inherit IdempotencyMixin instead.")
+    if _layers(view) != _layers(cls.as_view(**view.initkwargs)):
+        # Made anew from its class, the view would silently lose what was put around it: a login_required, say.
+        raise TypeError(f"@idempotent goes directly above @api_view: move it below what decorates {cls.__name__}.")
     names = {"__module__": cls.__module__, "__qualname__": cls.__name__, "__doc__": cls.__doc__}
     policy = mark.over(None)
     protected_class: Any = type(cls.__name__, (IdempotencyMixin, cls), {**names, "idempotency_policy": policy})
@@ -76,3 +79,12 @@ def _protected_view(view: Any, cls: type[APIView], mark: Mark) -> Any:
     update_wrapper(protected, view)
     protected.__dict__.update(own)
     return protected
+
+
+def _layers(view: Any) -> list[Any]:
+    """The code of a view and of everything that it wraps: equal for two views that are wrapped alike."""
+    layers = []
+    while view is not None:
+        layers.append(getattr(view, "__code__", None))
+        view = getattr(view, "__wrapped__", None)
+    return layers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from types import MethodType
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -19,6 +20,7 @@ from ..core.policy import IdempotencyPolicy, ResolvedPolicy, declared
 from ..core.scope import operation_name
 from .atomic_requests import take_out, transactions_of
 from .exchange import Asking, Exchange
+from .layers import beneath, own_attribute
 from .problems import problem_response
 from .requests import counted_headers, principal_of, read_body, read_key, text_kwargs
 
@@ -54,8 +56,9 @@ def _protected(view: Any, policy: IdempotencyPolicy) -> Any:
     if isinstance(view, type) and issubclass(view, View):
         _refuse_foreign(view, view)
         return method_decorator(lambda dispatch: _protected(dispatch, policy), name="dispatch")(view)
-    _refuse_foreign(view, getattr(view, "cls", None) or getattr(view, "view_class", None))
-    name = f"{getattr(view, '__module__', '')}.{getattr(view, '__qualname__', type(view).__qualname__)}"
+    for layer in beneath(view):
+        _refuse_foreign(view, own_attribute(layer, "cls") or own_attribute(layer, "view_class"))
+    name = _name_of(view)
 
     @wraps(view)
     def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -76,7 +79,7 @@ def _protected(view: Any, policy: IdempotencyPolicy) -> Any:
             asking = Asking(
                 key=lambda: read_key(request),
                 principal=lambda: (resolved.scope or _user)(request),
-                operation=operation_name(_view_name(request, name), None, request.method, resolved.operation),
+                operation=operation_name(name, None, request.method, resolved.operation),
                 content=lambda: _content(request, resolved, args, kwargs),
             )
             replayed = exchange.admit(resolved, asking)
@@ -101,11 +104,14 @@ def _refuse_foreign(view: Any, cls: Any) -> None:
         )
 
 
-def _view_name(request: HttpRequest, fallback: str) -> str:
+def _name_of(view: Any) -> str:
     """The class for a class-based view, whose ``dispatch`` all its subclasses share; otherwise the function."""
-    match = getattr(request, "resolver_match", None)
-    cls = getattr(getattr(match, "func", None), "view_class", None)
-    return f"{cls.__module__}.{cls.__qualname__}" if cls is not None else fallback
+    for layer in beneath(view):
+        owner = layer.__self__ if isinstance(layer, MethodType) else None
+        cls = type(owner) if isinstance(owner, View) else own_attribute(layer, "view_class")
+        if cls is not None:
+            return f"{cls.__module__}.{cls.__qualname__}"
+    return f"{getattr(view, '__module__', '')}.{getattr(view, '__qualname__', type(view).__qualname__)}"
 
 
 def _user(request: HttpRequest) -> str | None:
