@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.http import HttpRequest
+from rest_framework.authtoken.models import TokenProxy
 
 from .models import Account, Charge, LedgerEntry, Refund, Transfer
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 else:
     ModelAdmin = admin.ModelAdmin
     TabularInline = admin.TabularInline
+
+
+# A list of tokens that work is a list of passwords.
+admin.site.unregister(TokenProxy)
 
 
 class ReadOnly:

@@ -38,9 +38,7 @@ def post(
     :raises UnbalancedTransfer: the entries are not a transfer.
     """
     if len(entries) < 2 or sum(entries.values()) != 0 or 0 in entries.values():
-        raise UnbalancedTransfer(
-            f"A transfer takes from some accounts what it gives to others, not {entries!r}."
-        )
+        raise UnbalancedTransfer(f"A transfer takes from some accounts what it gives to others, not {entries!r}.")
     if len({account.currency for account in entries}) != 1:
         raise UnbalancedTransfer("A transfer has one currency; an exchange is two transfers.")
     _require_funds({account: -amount for account, amount in entries.items() if amount < 0})
@@ -73,9 +71,7 @@ def is_balanced() -> bool:
 
 def _require_funds(amounts: Mapping[Account, int]) -> None:
     """Lock the customers among the givers until the transaction ends, and look at what they hold."""
-    customers = {
-        account.pk: amount for account, amount in amounts.items() if account.kind == Account.Kind.CUSTOMER
-    }
+    customers = {account.pk: amount for account, amount in amounts.items() if account.kind == Account.Kind.CUSTOMER}
     # Locks are taken in one order everywhere, so that two transfers in opposite directions cannot deadlock.
     # "No key" leaves the row open to foreign keys of new rows; a plain FOR UPDATE would wait for those.
     locked = Account.objects.select_for_update(no_key=True).filter(pk__in=customers).order_by("pk")

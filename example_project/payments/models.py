@@ -57,8 +57,7 @@ class Account(models.Model):
         constraints = (
             models.CheckConstraint(
                 name="customer_accounts_have_an_owner",
-                condition=Q(kind="customer", owner__isnull=False)
-                | (~Q(kind="customer") & Q(owner__isnull=True)),
+                condition=Q(kind="customer", owner__isnull=False) | (~Q(kind="customer") & Q(owner__isnull=True)),
             ),
             models.UniqueConstraint(
                 name="one_house_account_a_currency",
@@ -138,9 +137,7 @@ class Transfer(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=8, choices=Kind)
-    charge = models.ForeignKey(
-        Charge, null=True, blank=True, on_delete=models.PROTECT, related_name="transfers"
-    )
+    charge = models.ForeignKey(Charge, null=True, blank=True, on_delete=models.PROTECT, related_name="transfers")
     memo = models.CharField(max_length=300, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 

@@ -45,9 +45,7 @@ def capture(charge: Charge) -> Charge:
     charge = _locked(charge)
     if charge.status != Charge.Status.AUTHORISED:
         raise NotPossible(f"Only an authorised charge can be captured; this one is {charge.status}.")
-    held, revenue = (
-        Account.objects.house(kind, charge.currency) for kind in (Account.Kind.HELD, Account.Kind.REVENUE)
-    )
+    held, revenue = (Account.objects.house(kind, charge.currency) for kind in (Account.Kind.HELD, Account.Kind.REVENUE))
     ledger.post(Transfer.Kind.CAPTURE, {held: -charge.amount, revenue: charge.amount}, charge=charge)
     charge.status, charge.captured_at = Charge.Status.CAPTURED, timezone.now()
     charge.save(update_fields=("status", "captured_at"))
@@ -89,8 +87,4 @@ def move(source: Account, target: Account, amount: int, *, memo: str = "") -> Tr
 
 def _locked(charge: Charge) -> Charge:
     """The charge as it is now, and as nobody else can change it before the transaction ends."""
-    return (
-        Charge.objects.select_for_update(no_key=True, of=("self",))
-        .select_related("account")
-        .get(pk=charge.pk)
-    )
+    return Charge.objects.select_for_update(no_key=True, of=("self",)).select_related("account").get(pk=charge.pk)

@@ -79,13 +79,9 @@ class TestLedger:
                 account=account, amount=5, transfer=account.entries.get().transfer
             ),
             lambda account: Account.objects.create(currency="EUR", name="nobody's"),
-            lambda account: Account.objects.create(
-                currency="EUR", name="a second", kind=Account.Kind.EXTERNAL
-            ),
+            lambda account: Account.objects.create(currency="EUR", name="a second", kind=Account.Kind.EXTERNAL),
             lambda account: services.charge(account, -5),
-            lambda account: Charge.objects.create(
-                account=account, amount=1, currency="EUR", status="captured"
-            ),
+            lambda account: Charge.objects.create(account=account, amount=1, currency="EUR", status="captured"),
             lambda account: Refund.objects.create(charge=ChargeFactory(account=account), amount=0),
         ],
         ids=[
@@ -161,11 +157,11 @@ class TestRefunding:
 class TestAccounts:
     def test_balances_come_with_the_accounts(self, django_assert_num_queries):
         owner = UserFactory()
-        AccountFactory(owner=owner, funds=5)
-        AccountFactory(owner=owner, funds=0)
+        funded, empty = (AccountFactory(owner=owner, funds=funds) for funds in (5, 0))
         AccountFactory()
         with django_assert_num_queries(1):
-            assert [account.total for account in Account.objects.owned_by(owner).with_balance()] == [5, 0]
+            totals = {account: account.total for account in Account.objects.owned_by(owner).with_balance()}
+        assert totals == {funded: 5, empty: 0}
 
     def test_the_house_has_one_account_a_kind_and_currency(self):
         held = Account.objects.house(Account.Kind.HELD, "EUR")

@@ -174,9 +174,7 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
+                    models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                 ),
                 ("amount", models.BigIntegerField()),
                 (
@@ -221,9 +219,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="charge",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("amount__gt", 0)), name="charges_are_positive"
-            ),
+            constraint=models.CheckConstraint(condition=models.Q(("amount__gt", 0)), name="charges_are_positive"),
         ),
         migrations.AddConstraint(
             model_name="charge",
@@ -238,9 +234,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="refund",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("amount__gt", 0)), name="refunds_are_positive"
-            ),
+            constraint=models.CheckConstraint(condition=models.Q(("amount__gt", 0)), name="refunds_are_positive"),
         ),
         migrations.AddConstraint(
             model_name="ledgerentry",
