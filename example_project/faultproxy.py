@@ -68,9 +68,7 @@ class FaultProxy(socketserver.ThreadingTCPServer):
         self.fault = Fault.PASS
         self._answered: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
         self._stalled: list[Exchange] = []
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(0.05,), name="fault-proxy", daemon=True
-        )
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="fault-proxy", daemon=True)
 
     @property
     def url(self) -> str:
@@ -113,8 +111,7 @@ class FaultProxy(socketserver.ThreadingTCPServer):
     def _ask(self, request: bytes, copies: int) -> list[bytes]:
         with ExitStack() as stack:
             connections = [
-                stack.enter_context(socket.create_connection(self.upstream, UPSTREAM_TIMEOUT))
-                for _ in range(copies)
+                stack.enter_context(socket.create_connection(self.upstream, UPSTREAM_TIMEOUT)) for _ in range(copies)
             ]
             for connection in connections:
                 connection.sendall(request)

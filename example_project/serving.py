@@ -25,9 +25,7 @@ class ApiServer:
     :param environment: added to this process's own, such as ``IDEMPOTENCY_FAILPOINTS``.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str] | None = None, *, workers: int = 2, threads: int = 8
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, *, workers: int = 2, threads: int = 8) -> None:
         self._environment = {"DJANGO_SETTINGS_MODULE": "example_project.settings", **(environment or {})}
         self._size = ("--workers", str(workers), "--threads", str(threads))
         # For appending: the position is shared with the server, and reading here must not move its writing.
