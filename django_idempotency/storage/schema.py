@@ -9,7 +9,7 @@ from django.db.migrations import CreateModel
 
 from .partitions import create_leaf_statements
 
-_FUNCTIONS = ("milliseconds_v1", "claim_v1", "seal_v1", "take_over_v1")
+FUNCTIONS = ("milliseconds_v1", "claim_v1", "seal_v1", "take_over_v1")
 
 
 class CreateKeyTable(CreateModel):
@@ -23,14 +23,14 @@ class CreateKeyTable(CreateModel):
         if not _is_ours(self, app_label, schema_editor, to_state):
             super().database_forwards(app_label, schema_editor, from_state, to_state)
             return
-        for statement in (_sql("tables"), *map(_sql, _FUNCTIONS), *create_leaf_statements()):
+        for statement in (_sql("tables"), *map(_sql, FUNCTIONS), *create_leaf_statements()):
             schema_editor.execute(statement, params=None)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if not _is_ours(self, app_label, schema_editor, from_state):
             super().database_backwards(app_label, schema_editor, from_state, to_state)
             return
-        for function in _FUNCTIONS:
+        for function in FUNCTIONS:
             schema_editor.execute(f"DROP FUNCTION idempotency_{function}", params=None)
         schema_editor.execute("DROP TABLE idempotency_key", params=None)
 
