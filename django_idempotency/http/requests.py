@@ -78,8 +78,15 @@ def read_body(request: HttpRequest) -> Body:
     """
     if request.content_type == "multipart/form-data" and request.method == "POST":
         with translated_errors():
+            _refuse_consumed(request)
             return multipart_body(request.POST, request.FILES)
     return raw_body(request)
+
+
+def _refuse_consumed(request: HttpRequest) -> None:
+    # A form whose stream somebody else has read is parsed as an empty one, without a word: all would be one request.
+    if getattr(request, "_read_started", False) and not (hasattr(request, "_post") or hasattr(request, "_body")):
+        raise RawPostDataException
 
 
 def raw_body(request: HttpRequest) -> Body:
