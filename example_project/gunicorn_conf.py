@@ -9,6 +9,8 @@ import threading
 worker_class = "gthread"
 workers = 2
 threads = 8
+# Workers are forked off a master that has loaded everything: the successor of a killed one is there at once.
+preload_app = True
 # Longer than any request of the example takes, shorter than a person's patience with Ctrl-C.
 graceful_timeout = 5
 # Newer gunicorns open a socket for their own command line tool, in the user's home.

@@ -23,7 +23,7 @@ from .serving import ApiServer
 from .story import Story
 
 OPENING_BALANCE = 1000_00
-LEASE_SECONDS = 2
+LEASE_SECONDS = 3
 """Short, so that nobody waits long for the lease of a killed worker to lapse. The default is 30."""
 
 
