@@ -153,7 +153,7 @@ class Execution:
         try:
             sealed = self._owned.settle(outcome)
         except BaseException as error:
-            self.abandon()
+            self.abandon(error)
             if isinstance(error, DatabaseFailure):
                 raise StoreUnavailable(_kind(error)) from error
             raise
@@ -244,6 +244,7 @@ class _Owned:
             self.claim.owner_token,
             response,
             retention=self.policy.retention.total_seconds(),
+            lease=self.claim.lease,
             durable=self.mode.durable,
         )
 
@@ -252,7 +253,10 @@ class _Owned:
         try:
             self.mode.commit()
         except Exception as error:
-            if self._was_committed(error):
+            record = self._look_up(error)
+            if record is not None and record.owner_token != self.claim.owner_token:
+                raise LeaseLost from error
+            if record is not None and record.state is State.SEALED:
                 logger.exception("%s is committed; what follows the COMMIT failed.", self.claim.id)
                 return
             if isinstance(error, IntegrityError) or sqlstate(error) in PASSING:
@@ -263,13 +267,12 @@ class _Owned:
                 raise TransactionConflict from error
             raise OutcomeUnknown from error
 
-    def _was_committed(self, error: Exception) -> bool:
+    def _look_up(self, error: Exception) -> Record | None:
         connections[self.store.alias].close_if_unusable_or_obsolete()
         try:
-            record = self.store.find(self.claim.id)
+            return self.store.find(self.claim.id)
         except DatabaseFailure:
             raise OutcomeUnknown from error
-        return record is not None and record.state is State.SEALED and record.owner_token == self.claim.owner_token
 
 
 def database_for(policy: ResolvedPolicy, scope: str) -> str:

@@ -82,6 +82,7 @@ class PortableStore:
         response: RecordedResponse,
         *,
         retention: float,
+        lease: float,  # noqa: ARG002
         durable: bool,  # noqa: ARG002
     ) -> Sealing:
         now = timezone.now()

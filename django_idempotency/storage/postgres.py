@@ -24,7 +24,7 @@ _CLAIM = (
     f"SELECT c.verdict, {_STANDING}"  # noqa: S608 - names of columns
     " FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s) AS c"
 )
-_SEAL = "SELECT idempotency_seal_v1(%s, %s, %s, %s::smallint, %s::jsonb, %s, %s)"
+_SEAL = "SELECT idempotency_seal_v1(%s, %s, %s, %s::smallint, %s::jsonb, %s, %s, %s)"
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s"
 _FIND = f"SELECT {', '.join(COLUMNS)}, {_LEASE_LEFT.format(row='k')} FROM idempotency_key AS k WHERE k.id = %s"  # noqa: S608
@@ -86,7 +86,7 @@ class PostgresStore:
         return bool(taken)
 
     def seal(
-        self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, durable: bool
+        self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, lease: float, durable: bool
     ) -> Sealing:
         arguments = (
             id,
@@ -96,6 +96,7 @@ class PostgresStore:
             json.dumps(response.headers),
             response.body,
             durable,
+            lease,
         )
         return Sealing(self._row(_SEAL, arguments)[0])
 

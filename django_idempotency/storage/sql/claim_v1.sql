@@ -23,7 +23,6 @@ AS $$
 DECLARE
     started constant timestamptz := clock_timestamp();
     session_lock_timeout constant text := current_setting('lock_timeout');
-    session_idle_timeout constant text := current_setting('idle_in_transaction_session_timeout');
     waited double precision := 0;
     inserted boolean;
 BEGIN
@@ -31,10 +30,8 @@ BEGIN
         verdict := 'wrong_isolation';
         RETURN;
     END IF;
-    IF p_limit_silence AND (
-        session_idle_timeout = '0' OR session_idle_timeout::interval > make_interval(secs => p_lease)
-    ) THEN
-        PERFORM set_config('idle_in_transaction_session_timeout', idempotency_milliseconds_v1(p_lease), true);
+    IF p_limit_silence THEN
+        PERFORM idempotency_limit_silence_v1(p_lease);
     END IF;
 
     verdict := 'waited';

@@ -7,14 +7,19 @@ CREATE FUNCTION idempotency_seal_v1(
     p_status smallint,
     p_headers jsonb,
     p_body bytea,
-    p_durable boolean  -- the commit that follows is the one that the caller will be told about
+    p_durable boolean,  -- the commit that follows is the one that the caller will be told about
+    p_lease double precision  -- seconds
 ) RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off
 AS $$
 BEGIN
-    -- An answered request must survive a crash of the server. remote_apply, which is more, stays.
-    IF p_durable AND current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
+    IF p_durable THEN
+        -- An answered request must survive a crash of the server. remote_apply, which is more, stays.
+        IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+            PERFORM set_config('synchronous_commit', 'on', true);
+        END IF;
+        -- Only COMMIT follows. An owner that falls silent before it would keep its row from whoever takes over.
+        PERFORM idempotency_limit_silence_v1(p_lease);
     END IF;
     PERFORM 1 FROM pg_partition_ancestors('idempotency_key_sealed');
     UPDATE idempotency_key AS k SET

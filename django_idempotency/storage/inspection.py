@@ -1,0 +1,91 @@
+"""What a PostgreSQL server says of itself and of the table of keys. Facts for the system checks, which judge them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..core.intervals import reach_of
+from .partitions import covered
+from .schema import FUNCTIONS
+
+
+@dataclass(frozen=True)
+class Server:
+    read_only: bool
+    isolation: str
+    """What a transaction gets here, by Django's options or by the defaults of server, database and role."""
+    deadlock_timeout: timedelta
+
+
+@dataclass(frozen=True)
+class Layout:
+    missing: tuple[str, ...]
+    """What the migrations make and is not there."""
+    denied: tuple[str, ...]
+    """What this role needs to be granted in order to serve."""
+    may_create: bool
+    """Whether this role can make partitions."""
+
+
+_SERVER = """
+SELECT
+    pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
+    current_setting('transaction_isolation'),
+    current_setting('deadlock_timeout')::interval
+"""
+
+_MISSING = """
+SELECT 'the partitioned table ' || name FROM unnest(ARRAY['idempotency_key', 'idempotency_key_sealed']) AS name
+WHERE NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass(name) AND c.relkind = 'p')
+UNION ALL
+SELECT 'the table idempotency_key_in_flight' WHERE to_regclass('idempotency_key_in_flight') IS NULL
+UNION ALL
+SELECT 'the function ' || name FROM unnest(%s) AS name WHERE to_regproc(name) IS NULL
+"""
+
+# Renewal and release go to the leaf of the claims by its name, where a right on the table itself does not count.
+_DENIED = """
+SELECT needed.privilege || ' on ' || needed.relation
+FROM (VALUES
+    ('SELECT', 'idempotency_key'), ('UPDATE', 'idempotency_key'),
+    ('SELECT', 'idempotency_key_in_flight'), ('INSERT', 'idempotency_key_in_flight'),
+    ('UPDATE', 'idempotency_key_in_flight'), ('DELETE', 'idempotency_key_in_flight'),
+    ('SELECT', 'idempotency_key_sealed'), ('DELETE', 'idempotency_key_sealed')
+) AS needed (privilege, relation)
+WHERE NOT has_table_privilege(needed.relation, needed.privilege)
+"""
+
+_MAY_CREATE = """
+SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(current_schema(), 'CREATE')
+FROM pg_class AS c WHERE c.oid = 'idempotency_key_sealed'::regclass
+"""
+
+
+def server(connection: BaseDatabaseWrapper) -> Server:
+    # In a transaction: outside of one, the isolation level that Django asks for does not show.
+    with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+        cursor.execute(_SERVER)
+        return Server(*cursor.fetchone())
+
+
+def layout(connection: BaseDatabaseWrapper) -> Layout:
+    with connection.cursor() as cursor:
+        cursor.execute(_MISSING, ([f"idempotency_{name}" for name in FUNCTIONS],))
+        missing = tuple(row[0] for row in cursor.fetchall())
+        if missing:
+            return Layout(missing, (), may_create=False)
+        cursor.execute(_DENIED)
+        denied = tuple(row[0] for row in cursor.fetchall())
+        cursor.execute(_MAY_CREATE)
+        return Layout((), denied, may_create=cursor.fetchone()[0])
+
+
+def cover(connection: BaseDatabaseWrapper) -> timedelta:
+    """How long from now on every record that is sealed finds its partition."""
+    now, intervals = covered(connection)
+    reach: datetime = reach_of(intervals, now)
+    return reach - now
