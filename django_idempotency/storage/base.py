@@ -43,7 +43,9 @@ class Store(Protocol):
 
     def release(self, id: UUID, owner_token: UUID) -> bool: ...
 
-    def find(self, id: UUID) -> Record | None: ...
+    def find(self, id: UUID) -> Record | None:
+        """What is recorded, expired or not: proof of what was committed, not an answer to a claim."""
+        ...
 
 
 COLUMNS = (

@@ -7,7 +7,7 @@ deletion in batches.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
@@ -31,10 +31,10 @@ class PortableStore:
         return IdempotencyKey.objects.using(self.alias)
 
     def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:  # noqa: ARG002
-        standing = self.find(claim.id)
+        now = timezone.now()
+        standing = self._standing(claim.id, now)
         if standing is not None:
             return ClaimAnswer(Verdict.FOUND, standing)
-        now = timezone.now()
         self._keys.filter(id=claim.id, state=State.SEALED.value, expires_at__lte=now).delete()
         try:
             with transaction.atomic(using=self.alias):
@@ -51,7 +51,7 @@ class PortableStore:
                     lease_expires_at=now + timedelta(seconds=claim.lease),
                 )
         except IntegrityError:
-            standing = self.find(claim.id)
+            standing = self._standing(claim.id, now)
             return ClaimAnswer(Verdict.FOUND if standing else Verdict.WAITED, standing)
         return ClaimAnswer(Verdict.CLAIMED)
 
@@ -102,13 +102,18 @@ class PortableStore:
         return deleted == 1
 
     def find(self, id: UUID) -> Record | None:
-        now = timezone.now()
+        return _record(self._keys.filter(id=id).first(), timezone.now())
+
+    def _standing(self, id: UUID, now: datetime) -> Record | None:
         present = Q(state=State.IN_FLIGHT.value) | Q(expires_at__gt=now)
-        row = self._keys.filter(present, id=id).first()
-        if row is None:
-            return None
-        lease_left = (row.lease_expires_at - now).total_seconds() if row.lease_expires_at else None
-        return record_from({column: getattr(row, column) for column in COLUMNS}, lease_left)
+        return _record(self._keys.filter(present, id=id).first(), now)
 
     def _owned(self, id: UUID, owner_token: UUID) -> models.QuerySet[IdempotencyKey]:
         return self._keys.filter(id=id, state=State.IN_FLIGHT.value, owner_token=owner_token)
+
+
+def _record(row: IdempotencyKey | None, now: datetime) -> Record | None:
+    if row is None:
+        return None
+    lease_left = (row.lease_expires_at - now).total_seconds() if row.lease_expires_at else None
+    return record_from({column: getattr(row, column) for column in COLUMNS}, lease_left)
