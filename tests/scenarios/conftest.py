@@ -6,20 +6,25 @@ import logging
 
 import pytest
 from django.db import connection, connections
+from django.test import TransactionTestCase
 
 from django_idempotency import IdempotencyMode
-from tests.support.commits import committing
+from tests.support.commits import delete_everything
 
 from .site import Site
 
 
 @pytest.fixture
-def committed(django_db_setup, django_db_blocker):
+def quick_flush(monkeypatch):
+    monkeypatch.setattr(TransactionTestCase, "_fixture_teardown", delete_everything)
+
+
+@pytest.fixture
+def committed(quick_flush, transactional_db):
     """COMMIT commits. The test's rows are deleted afterwards."""
-    with django_db_blocker.unblock(), committing():
-        yield
-        assert not connection.in_atomic_block, "a transaction was left open"
-        assert connection.get_autocommit(), "the connection was left without autocommit"
+    yield
+    assert not connection.in_atomic_block, "a transaction was left open"
+    assert connection.get_autocommit(), "the connection was left without autocommit"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -13,10 +14,28 @@ from django.urls import path
 from django_idempotency.models import IdempotencyKey
 from example_project.payments.models import Transfer
 
+from .ways import Call
+
 KEY = "Idempotency-Key"
 REPLAYED = "Idempotent-Replayed"
 
 BODY = {"amount": "1.10", "currency": "EUR"}
+
+
+class Handling:
+    """A handler that does one thing after the other, and remembers its calls; the last thing repeats."""
+
+    def __init__(self, *does: Callable[[Call], Any]) -> None:
+        self._does = does
+        self.calls: list[Call] = []
+
+    def __call__(self, call: Call) -> Any:
+        self.calls.append(call)
+        return self._does[min(len(self.calls), len(self._does)) - 1](call)
+
+    @property
+    def entered(self) -> int:
+        return len(self.calls)
 
 
 class Site:

@@ -8,9 +8,9 @@ from rest_framework.permissions import AllowAny
 
 from django_idempotency import IdempotencyMode
 
-from .site import Site, assert_replays, problem, records, rows
+from .site import Handling, Site, assert_replays, problem, records, rows
 from .table import SCENARIOS, Kind, Scenario, Step
-from .ways import PLAIN, WAYS, Call, Reply, Way, bare
+from .ways import PLAIN, WAYS, Way, bare
 
 ENTERED = {Kind.FRESH, Kind.UNDONE, Kind.RELEASED, Kind.FAILED, Kind.UNPROTECTED}
 KEPT = {Kind.FRESH, Kind.UNPROTECTED}
@@ -23,20 +23,15 @@ class Run:
     def __init__(self, site: Site, given: Scenario, way: Way, mode: IdempotencyMode) -> None:
         self.site = site
         self.scenario = given
+        self.handler = Handling(*given.does)
         self.entered = self.kept = self.recorded = 0
         self.first = None
         policy = {**given.policy, "mode": mode}
         members = {"permission_classes": [AllowAny]} if given.open and way not in (*PLAIN.values(), bare) else {}
         for name in ("things", "others"):
-            site.add(way(self.handle, policy, name, **members), name)
-
-    def handle(self, call: Call) -> Reply:
-        behave = self.scenario.does[min(self.handled, len(self.scenario.does) - 1)]
-        self.handled += 1
-        return behave(call)
+            site.add(way(self.handler, policy, name, **members), name)
 
     def walk(self) -> None:
-        self.handled = 0
         for step in self.scenario.steps:
             self.take(step)
 
@@ -46,7 +41,7 @@ class Run:
         self.entered += step.kind in ENTERED
         self.kept += step.kind in KEPT
         self.recorded += step.kind in RECORDED
-        assert (self.handled, rows()) == (self.entered, self.kept), "times the handler ran, rows that it left"
+        assert (self.handler.entered, rows()) == (self.entered, self.kept), "times the handler ran, rows that it left"
         assert (records("sealed"), records()) == (self.recorded, self.recorded), "records sealed, and in all"
         if step.kind is Kind.REPLAYED:
             assert_replays(response, self.first)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.views import View
@@ -19,7 +20,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_idempotency import IdempotencyPolicy
+from django_idempotency import IdempotencyMode, IdempotencyPolicy
 from django_idempotency.drf import IdempotencyMixin, idempotent
 from django_idempotency.http import idempotent_view
 
@@ -164,3 +165,12 @@ REST: dict[str, Way] = {
 }
 PLAIN: dict[str, Way] = {"function": function, "view_class": view_class}
 WAYS = REST | PLAIN
+
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+every_rest_way = pytest.mark.parametrize("way", REST.values(), ids=REST)
+# Where the mode is not what a test is about, one way of each framework is enough for the second.
+every_way_and_mode = pytest.mark.parametrize(
+    ("way", "mode"),
+    [pytest.param(way, IdempotencyMode.ATOMIC, id=f"{name}-ATOMIC") for name, way in WAYS.items()]
+    + [pytest.param(WAYS[name], IdempotencyMode.LEASED, id=f"{name}-LEASED") for name in ("viewset", "function")],
+)

@@ -1,39 +1,23 @@
-"""Tests that commit: what a transaction leaves behind is seen as a client's next request would see it."""
+"""Cleaning up after tests that commit, in a twentieth of the time that Django's flush takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 from django.apps import apps
 from django.contrib.auth.models import Permission
 from django.contrib.contenttypes.models import ContentType
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
-# Made by migrate, once; every test expects them.
+# Made by migrate, once, and expected by everybody.
 _KEPT = (ContentType, Permission)
 
 
-@contextmanager
-def committing() -> Iterator[None]:
-    """Run what is inside on committed data, and delete it afterwards.
-
-    In place of TransactionTestCase: its flush truncates every table and makes permissions anew, which takes twenty
-    times as long as most of the tests here.
-    """
-    try:
-        yield
-    finally:
-        for alias in connections:
-            if alias != "default":
-                connections[alias].close()
-        if connection.in_atomic_block or not connection.is_usable():
-            # Said by the test that left it so; the next one starts afresh.
-            connection.close()
-        _delete_everything()
-
-
-def _delete_everything() -> None:
+def delete_everything(test_case: Any = None) -> None:
+    """In place of ``TransactionTestCase._fixture_teardown``, which truncates each table and migrates anew."""
+    if connection.in_atomic_block or not connection.is_usable():
+        # Said by the test that left it so; the next one starts afresh.
+        connection.close()
     tables = [model._meta.db_table for model in apps.get_models(include_auto_created=True) if model not in _KEPT]
     # One transaction: foreign keys are looked at when it commits, so the order does not matter.
     with transaction.atomic(), connection.cursor() as cursor:
