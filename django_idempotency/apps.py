@@ -10,7 +10,7 @@ class IdempotencyConfig(AppConfig):
     def ready(self) -> None:
         import os
 
-        from . import failpoints
+        from . import checks, failpoints  # noqa: F401 - importing the checks registers them
         from .conf import current, problems
 
         # Faults of the settings are for the system check to report, with their hints.

@@ -20,7 +20,7 @@ from ..core.policy import IdempotencyPolicy, ResolvedPolicy, declared
 from ..core.scope import operation_name
 from .atomic_requests import take_out, transactions_of
 from .exchange import Asking, Exchange
-from .layers import beneath, own_attribute
+from .layers import beneath, dotted, own_attribute
 from .problems import problem_response
 from .requests import counted_headers, principal_of, read_body, read_key, text_kwargs
 
@@ -56,9 +56,11 @@ def _protected(view: Any, policy: IdempotencyPolicy) -> Any:
     if isinstance(view, type) and issubclass(view, View):
         _refuse_foreign(view, view)
         return method_decorator(lambda dispatch: _protected(dispatch, policy), name="dispatch")(view)
+    cls = None
     for layer in beneath(view):
-        _refuse_foreign(view, own_attribute(layer, "cls") or own_attribute(layer, "view_class"))
-    name = _name_of(view)
+        cls = cls or _class_of(layer)
+        _refuse_foreign(view, _class_of(layer))
+    name = dotted(cls or view)
 
     @wraps(view)
     def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -88,7 +90,9 @@ def _protected(view: Any, policy: IdempotencyPolicy) -> Any:
         return exchange.conclude(view(request, *args, **kwargs))
 
     take_out(protected)
+    # For the system checks, which also want to know two views apart that a decorator gave one name.
     protected.idempotency_policy = policy  # type: ignore[attr-defined]
+    protected.idempotency_origin = view  # type: ignore[attr-defined]
     return protected
 
 
@@ -104,14 +108,11 @@ def _refuse_foreign(view: Any, cls: Any) -> None:
         )
 
 
-def _name_of(view: Any) -> str:
-    """The class for a class-based view, whose ``dispatch`` all its subclasses share; otherwise the function."""
-    for layer in beneath(view):
-        owner = layer.__self__ if isinstance(layer, MethodType) else None
-        cls = type(owner) if isinstance(owner, View) else own_attribute(layer, "view_class")
-        if cls is not None:
-            return f"{cls.__module__}.{cls.__qualname__}"
-    return f"{getattr(view, '__module__', '')}.{getattr(view, '__qualname__', type(view).__qualname__)}"
+def _class_of(layer: Any) -> Any:
+    """The class of a class-based view: it names the operation, since all classes share one ``dispatch``."""
+    if isinstance(layer, MethodType) and isinstance(layer.__self__, View):
+        return type(layer.__self__)
+    return own_attribute(layer, "view_class") or own_attribute(layer, "cls")
 
 
 def _user(request: HttpRequest) -> str | None:

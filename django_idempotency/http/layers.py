@@ -14,7 +14,8 @@ _MOST = 64
 
 def beneath(view: Any) -> Iterator[Any]:
     """``view`` and the callables that it holds, outermost first. Runs no code of theirs."""
-    waiting, seen = deque([view]), set()
+    waiting: deque[Any] = deque([view])
+    seen: set[int] = set()
     while waiting and len(seen) < _MOST:
         layer = waiting.popleft()
         if id(layer) not in seen:
@@ -29,6 +30,12 @@ def own_attribute(layer: Any, name: str) -> Any:
         return vars(layer).get(name)
     except TypeError:
         return None
+
+
+def dotted(named: Any) -> str:
+    """``shop.views.pay``, of whatever may stand for a view."""
+    module = getattr(named, "__module__", "")
+    return f"{module}.{getattr(named, '__qualname__', type(named).__qualname__)}"
 
 
 def _held_by(layer: Any) -> list[Any]:

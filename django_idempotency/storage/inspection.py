@@ -44,7 +44,7 @@ WHERE NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass(name) AND 
 UNION ALL
 SELECT 'the table idempotency_key_in_flight' WHERE to_regclass('idempotency_key_in_flight') IS NULL
 UNION ALL
-SELECT 'the function ' || name FROM unnest(%s) AS name WHERE to_regproc(name) IS NULL
+SELECT 'the function ' || name FROM unnest(%s::text[]) AS name WHERE to_regproc(name) IS NULL
 """
 
 # Renewal and release go to the leaf of the claims by its name, where a right on the table itself does not count.

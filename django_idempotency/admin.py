@@ -1,0 +1,224 @@
+"""The keys, to be looked at. Nothing here changes one, and no page costs more when a million are sealed.
+
+Claims in flight are a few rows in a leaf of their own. Sealed records are many: the first of them are shown, by primary
+key, and any one is found by its id. So there is no count of all, no free filter and no sorting by a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.contrib import admin
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.core.paginator import Paginator
+from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
+from django.db.models.functions import Length, Now
+from django.http import HttpRequest
+from django.utils.functional import cached_property
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
+
+from .conf import current
+from .core.states import State
+from .models import IdempotencyKey
+
+if TYPE_CHECKING:
+    Keys = QuerySet[IdempotencyKey]
+    _ModelAdmin = admin.ModelAdmin[IdempotencyKey]
+    _Paginator = Paginator[Any]
+else:
+    _ModelAdmin = admin.ModelAdmin
+    _Paginator = Paginator
+
+AT_MOST = 1000
+"""How many keys a list goes through. Pages are offsets, and what a page skips has to be read."""
+
+_DATABASE = "db"
+_STATE = "state"
+_STUCK = "stuck"
+
+
+class StateFilter(admin.SimpleListFilter):
+    title = gettext_lazy("state")
+    parameter_name = _STATE
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(_STUCK, _("stuck: the lease has lapsed")), (State.SEALED.value, _("sealed: the first %d") % AT_MOST)]
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        everything, *others = super().choices(changelist)
+        yield {**everything, "display": _("in flight")}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: Keys) -> Keys | None:
+        if self.value() == State.SEALED.value:
+            return queryset.filter(state=State.SEALED.value)
+        if self.value() == _STUCK:
+            return _in_flight(queryset).filter(lease_expires_at__lte=Now())
+        # A search says itself where to look.
+        return None if request.GET.get(SEARCH_VAR) else _in_flight(queryset)
+
+
+class DatabaseFilter(admin.SimpleListFilter):
+    title = gettext_lazy("database")
+    parameter_name = _DATABASE
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        aliases = current().DATABASES
+        return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        chosen = alias_of(self.request)
+        for choice, (alias, _title) in zip(list(super().choices(changelist))[1:], self.lookup_choices, strict=True):
+            yield {**choice, "selected": alias == chosen}
+
+    def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
+        return queryset  # get_queryset() has chosen already, for the pages of single keys too
+
+
+class Keyset(ChangeList):
+    def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
+        """Not by any column that the query string names: most are not indexed."""
+        return list(self.model_admin.get_ordering(request))
+
+    def url_for_result(self, result: Any) -> str:
+        url = super().url_for_result(result)
+        alias = self.queryset.db
+        return url if alias == current().DATABASES[0] else f"{url}?{urlencode({_DATABASE: alias})}"
+
+
+class FirstFew(_Paginator):
+    @cached_property
+    def count(self) -> int:
+        keys: Any = self.object_list
+        return int(keys.order_by("pk").values("pk")[:AT_MOST].count())
+
+
+@admin.register(IdempotencyKey)
+class IdempotencyKeyAdmin(_ModelAdmin):
+    list_display = ("id", "state_now", "scope", "age", "lease_left", "attempts", "mode")
+    list_filter = (StateFilter, DatabaseFilter)
+    list_per_page = 100
+    list_max_show_all = 0
+    sortable_by = ()
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    paginator = FirstFew
+    search_fields = ("id",)
+    search_help_text = gettext_lazy("The id of a record, or the exact key of a claim that is in flight.")
+    actions = None
+    fields = (
+        "id", "state_now", "scope", "key", "mode", "attempts", "owner_token",
+        "claimed_at", "age", "lease_expires_at", "lease_left", "sealed_at", "expires_at",
+        "response_status", "response_size", "header_names", "fingerprint_scheme", "fingerprint_hex",
+    )  # fmt: skip
+    readonly_fields = fields
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
+        return lookup in (_STATE, _DATABASE)
+
+    def get_queryset(self, request: HttpRequest) -> Keys:
+        return (
+            super()
+            .get_queryset(request)
+            .using(alias_of(request))
+            .defer("response_body", "response_headers")
+            .annotate(
+                age=_span(Now(), F("claimed_at")),
+                lease_left=_span(F("lease_expires_at"), Now()),
+                kept_for=_span(F("expires_at"), Now()),
+            )
+        )
+
+    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
+        claims = request.GET.get(_STATE) != State.SEALED.value and not request.GET.get(SEARCH_VAR)
+        return ("lease_expires_at", "pk") if claims else ("pk",)
+
+    def get_search_results(self, request: HttpRequest, queryset: Keys, search_term: str) -> tuple[Keys, bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        # Two questions rather than one OR, which no index could answer: many keys are UUIDs, as all ids are.
+        claims = _in_flight(self.get_queryset(request)).filter(key=term).values_list("pk", flat=True)
+        ids = list(claims.order_by("pk")[:AT_MOST])
+        with suppress(ValueError):
+            ids.append(UUID(term))
+        return queryset.filter(pk__in=ids), False
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return Keyset
+
+    @admin.display(description=gettext_lazy("state"))
+    def state_now(self, key: Any) -> str:
+        if key.state == State.SEALED.value:
+            return _("expired") if key.kept_for <= timedelta(0) else _("sealed")
+        return _("stuck") if key.lease_left <= timedelta(0) else _("in flight")
+
+    @admin.display(description=gettext_lazy("age"))
+    def age(self, key: Any) -> str:
+        return readable(key.age)
+
+    @admin.display(description=gettext_lazy("lease left"))
+    def lease_left(self, key: Any) -> str | None:
+        left: timedelta | None = key.lease_left
+        if left is None:
+            return None
+        return readable(left) if left > timedelta(0) else _("lapsed %s ago") % readable(-left)
+
+    @admin.display(description=gettext_lazy("response body"))
+    def response_size(self, key: IdempotencyKey) -> str | None:
+        """What it says may be anybody's secret: only its size is shown."""
+        if key.state != State.SEALED.value:
+            return None
+        stored = IdempotencyKey.objects.using(key._state.db).filter(pk=key.pk)  # noqa: SLF001 - documented
+        size = stored.values_list(Length("response_body"), flat=True).first()
+        return _("not kept") if size is None else ngettext("%d byte", "%d bytes", size) % size
+
+    @admin.display(description=gettext_lazy("response headers"))
+    def header_names(self, key: IdempotencyKey) -> str | None:
+        return ", ".join(name for name, _value in key.response_headers or ()) or None
+
+    @admin.display(description=gettext_lazy("fingerprint"))
+    def fingerprint_hex(self, key: IdempotencyKey) -> str:
+        return bytes(key.fingerprint).hex()
+
+
+def alias_of(request: HttpRequest) -> str:
+    """The database that a page is about: what it asks for, if that is one that holds keys, or the first one."""
+    aliases: tuple[str, ...] = current().DATABASES
+    asked = request.GET.get(_DATABASE)
+    return asked if asked in aliases else aliases[0]
+
+
+def readable(span: timedelta) -> str:
+    """``3 h``: one number is enough to see what has been going on for long."""
+    seconds = int(span.total_seconds())
+    if seconds < 120:
+        return _("%d s") % seconds
+    if seconds < 2 * 3600:
+        return _("%d min") % (seconds // 60)
+    if seconds < 2 * 86400:
+        return _("%d h") % (seconds // 3600)
+    return _("%d d") % (seconds // 86400)
+
+
+def _in_flight(keys: Keys) -> Keys:
+    return keys.filter(state=State.IN_FLIGHT.value)
+
+
+def _span(later: Any, earlier: Any) -> Any:
+    """By the clock of the database, as leases are."""
+    return ExpressionWrapper(later - earlier, output_field=DurationField())

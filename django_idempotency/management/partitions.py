@@ -1,0 +1,108 @@
+"""Make the partitions that sealed keys need, as far ahead as MAX_RETENTION asks for.
+
+The processes that serve do this by themselves where their role may create tables. Where it may not, run this daily as
+the owner of the table. What exists is left as it is, and running it twice does no harm.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error as DatabaseFailure, connections
+
+from .. import retention
+from ..conf import current
+from ..core.intervals import Interval
+from ..storage import store_for
+from ..storage.transactions import sqlstate
+
+_REASONS = {
+    "42501": "this role may not create partitions; run it as the owner of idempotency_key",
+    "42P01": "the table of keys is missing; run manage.py migrate django_idempotency first",
+    "55P03": "the table is locked by something else; try again when that has ended",
+    "25006": "this database is read-only, a replica perhaps; name the alias of its primary",
+}
+
+
+@dataclass
+class Report:
+    """What became of one database, as ``--json`` prints it. Times are in UTC."""
+
+    database: str
+    made: Sequence[Mapping[str, str]] = ()
+    reaches: str | None = None
+    note: str | None = None
+    error: str | None = None
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--database",
+        action="append",
+        dest="databases",
+        metavar="ALIAS",
+        help="a database of IDEMPOTENCY['DATABASES']; may be repeated (default: all of them)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be made")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(command: BaseCommand, options: Mapping[str, Any]) -> None:
+    """:raises CommandError: it could not be done on one of the databases. The others are done all the same."""
+    dry_run: bool = options["dry_run"]
+    reports = [_report(alias, dry_run) for alias in _aliases(options["databases"])]
+    if options["json"]:
+        command.stdout.write(json.dumps({"dry_run": dry_run, "databases": [asdict(report) for report in reports]}))
+    else:
+        for report in reports:
+            command.stdout.write("\n".join(_lines(report, dry_run)))
+    if failed := [f"{report.database}: {report.error}" for report in reports if report.error]:
+        raise CommandError("\n".join(failed))
+
+
+def _aliases(named: Sequence[str] | None) -> Sequence[str]:
+    known: Sequence[str] = current().DATABASES
+    if unknown := [alias for alias in named or () if alias not in known]:
+        raise CommandError(
+            f"{', '.join(map(repr, unknown))}: not in IDEMPOTENCY['DATABASES'], which lists {', '.join(known)}."
+        )
+    return list(dict.fromkeys(named or known))
+
+
+def _report(alias: str, dry_run: bool) -> Report:
+    try:
+        if not store_for(alias).partitioned:
+            return Report(alias, note=f"nothing to do: {connections[alias].vendor} keeps all keys in one table")
+        made = retention.make_ahead(alias, dry_run=dry_run)
+    except ImproperlyConfigured as error:
+        return Report(alias, error=str(error))
+    except DatabaseFailure as error:
+        return Report(alias, error=_REASONS.get(sqlstate(error) or "", f"{error}".strip()))
+    retention.forget_reach(alias)
+    return Report(alias, [_interval(each) for each in made.intervals], made.until.isoformat())
+
+
+def _interval(interval: Interval) -> dict[str, str]:
+    return {"from": interval.lower.isoformat(), "to": interval.upper.isoformat()}
+
+
+def _lines(report: Report, dry_run: bool) -> list[str]:
+    if report.error:
+        return [f"{report.database}: failed"]
+    if report.note:
+        return [f"{report.database}: {report.note}"]
+    verb = "would make" if dry_run else "made"
+    made = [f"{report.database}: {verb} {_day(each['from'])} to {_day(each['to'])}" for each in report.made]
+    end = "would reach" if dry_run and made else "reach"
+    return [*made, f"{report.database}: partitions {end} until {_day(report.reaches or '')}"]
+
+
+def _day(moment: str) -> str:
+    return f"{datetime.fromisoformat(moment).astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
