@@ -10,6 +10,7 @@ from asgiref.sync import iscoroutinefunction
 from rest_framework.views import APIView
 
 from ..core.policy import IdempotencyPolicy, declared
+from ..http.atomic_requests import take_out
 from .marks import Mark, put_mark, require_in_force
 from .mixin import IdempotencyMixin
 
@@ -78,6 +79,7 @@ def _protected_view(view: Any, cls: type[APIView], mark: Mark) -> Any:
     own = dict(protected.__dict__)
     update_wrapper(protected, view)
     protected.__dict__.update(own)
+    take_out(protected, like=view)
     return protected
 
 

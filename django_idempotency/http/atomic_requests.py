@@ -28,9 +28,12 @@ class TakenOut(set[str]):
         return frozenset(self)
 
 
-def take_out(view: Any) -> None:
-    """Let Django open no transaction around ``view``: :func:`transactions_of` opens them."""
-    setattr(view, _ATTRIBUTE, TakenOut(getattr(view, _ATTRIBUTE, ())))
+def take_out(view: Any, like: Any = None) -> None:
+    """Let Django open no transaction around ``view``: :func:`transactions_of` opens them.
+
+    :param like: a view that this one stands for; what the project took that one out of holds for it too.
+    """
+    setattr(view, _ATTRIBUTE, TakenOut((*getattr(view, _ATTRIBUTE, ()), *getattr(like, _ATTRIBUTE, ()))))
 
 
 def transactions_of(request: HttpRequest, reopened: Callable[[], None] = lambda: None) -> RequestTransactions:
