@@ -11,6 +11,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from typing import Any
 
 import psycopg
@@ -162,3 +163,10 @@ class LaboratoryFile(Laboratory):
         entry |= {"ENGINE": "django.db.backends.sqlite3", "NAME": self.database} | changes
         entry["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 0.05} | (options or {})
         return self._known_as(f"lite{next(_numbers)}", entry)
+
+
+def doctor(lab: Laboratory, function: str, old: str, new: str) -> None:
+    """Replace a part of one of our SQL functions in this laboratory: what it is there for is seen without it."""
+    text = resources.files("django_idempotency.storage").joinpath("sql", f"{function}.sql").read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{function} has not one {old!r}"
+    lab.do(text.replace(old, new).replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"))

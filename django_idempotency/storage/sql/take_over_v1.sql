@@ -22,8 +22,13 @@ BEGIN
             lease_expires_at = clock_timestamp() + make_interval(secs => p_lease)
         WHERE k.id = p_id AND k.owner_token = p_seen_token AND k.lease_expires_at <= clock_timestamp();
         taken := FOUND;
-    EXCEPTION WHEN lock_not_available OR deadlock_detected OR serialization_failure THEN
-        taken := false;
+    EXCEPTION
+        WHEN lock_not_available OR deadlock_detected THEN
+            -- As in the claim: its owner is just sealing, unless the table itself is locked by DDL.
+            LOCK TABLE idempotency_key_in_flight IN ROW EXCLUSIVE MODE NOWAIT;
+        WHEN serialization_failure THEN
+            -- The row has just moved.
+            taken := false;
     END;
     PERFORM set_config('lock_timeout', session_lock_timeout, true);
     RETURN taken;
