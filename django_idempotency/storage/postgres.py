@@ -17,17 +17,14 @@ from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing,
 from .base import COLUMNS, record_from
 from .transactions import sqlstate
 
-_LEASE_LEFT = "extract(epoch FROM {row}.lease_expires_at - clock_timestamp())::float8"
-_STANDING = ", ".join(f"(c.standing).{column}" for column in COLUMNS) + ", " + _LEASE_LEFT.format(row="(c.standing)")
-
-_CLAIM = (
-    f"SELECT c.verdict, {_STANDING}"  # noqa: S608 - names of columns
-    " FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s) AS c"
-)
+_CLAIM = "SELECT * FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s)"
 _SEAL = "SELECT idempotency_seal_v1(%s, %s, %s, %s::smallint, %s::jsonb, %s, %s, %s)"
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s"
-_FIND = f"SELECT {', '.join(COLUMNS)}, {_LEASE_LEFT.format(row='k')} FROM idempotency_key AS k WHERE k.id = %s"  # noqa: S608
+_FIND = (
+    f"SELECT {', '.join(COLUMNS)}, extract(epoch FROM k.lease_expires_at - clock_timestamp())::float8"  # noqa: S608
+    " FROM idempotency_key AS k WHERE k.id = %s"
+)
 _RENEW = """
 UPDATE idempotency_key_in_flight AS k SET lease_expires_at = clock_timestamp() + make_interval(secs => lease.seconds)
 FROM unnest(%s::uuid[], %s::uuid[], %s::float8[]) AS lease (id, owner_token, seconds)
@@ -48,13 +45,13 @@ class PostgresStore:
 
     def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
         statement = f"{_CLAIM}; {savepoint}" if savepoint else _CLAIM
-        return _answer(self._row(statement, _arguments(claim, limit_silence)))
+        return _answer(claim, self._row(statement, _arguments(claim, limit_silence)))
 
     def claim_committed(self, claim: Claim) -> ClaimAnswer:
         connection = connections[self.alias]
         arguments = _arguments(claim, False)
         if connection.in_atomic_block or connection.settings_dict["OPTIONS"].get("server_side_binding"):
-            return self._claim_in_block(arguments)
+            return self._claim_in_block(claim, arguments)
         statement = f"BEGIN ISOLATION LEVEL READ COMMITTED; {_CLAIM}; COMMIT"
         with connection.cursor() as cursor:
             try:
@@ -63,15 +60,15 @@ class PostgresStore:
                 connection.rollback()
                 raise
             cursor.nextset()
-            return _answer(cursor.fetchone())
+            return _answer(claim, cursor.fetchone())
 
-    def _claim_in_block(self, arguments: tuple[Any, ...]) -> ClaimAnswer:
+    def _claim_in_block(self, claim: Claim, arguments: tuple[Any, ...]) -> ClaimAnswer:
         outermost = not connections[self.alias].in_atomic_block
         with transaction.atomic(using=self.alias), connections[self.alias].cursor() as cursor:
             if outermost:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute(_CLAIM, arguments)
-            return _answer(cursor.fetchone())
+            return _answer(claim, cursor.fetchone())
 
     def take_over(self, record: Record, claim: Claim) -> bool:
         arguments = (
@@ -149,9 +146,11 @@ def _arguments(claim: Claim, limit_silence: bool) -> tuple[Any, ...]:
     )
 
 
-def _answer(row: tuple[Any, ...]) -> ClaimAnswer:
-    verdict = Verdict(row[0])
-    return ClaimAnswer(verdict, _record(row[1:]) if verdict is Verdict.FOUND else None)
+def _answer(claim: Claim, row: tuple[Any, ...]) -> ClaimAnswer:
+    verdict, *standing = row
+    if verdict == Verdict.FOUND.value:
+        return ClaimAnswer(Verdict.FOUND, _record((claim.id, *standing)))
+    return ClaimAnswer(Verdict(verdict))
 
 
 def _record(row: tuple[Any, ...]) -> Record:

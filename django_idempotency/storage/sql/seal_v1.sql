@@ -12,16 +12,20 @@ CREATE FUNCTION idempotency_seal_v1(
 ) RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off
 AS $$
+DECLARE
+    sealed_rows regclass := 'idempotency_key_sealed';  -- a variable: over a literal, the planner would look once
+    ignored text;
 BEGIN
     IF p_durable THEN
         -- An answered request must survive a crash of the server. remote_apply, which is more, stays.
         IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
-            PERFORM set_config('synchronous_commit', 'on', true);
+            ignored := set_config('synchronous_commit', 'on', true);
         END IF;
         -- Only COMMIT follows. An owner that falls silent before it would keep its row from whoever takes over.
-        PERFORM idempotency_limit_silence_v1(p_lease);
+        ignored := idempotency_limit_silence_v1(p_lease);
     END IF;
-    PERFORM 1 FROM pg_partition_ancestors('idempotency_key_sealed');
+    -- As in the claim: notice partitions that were attached since this transaction looked.
+    ignored := pg_partition_root(sealed_rows);
     UPDATE idempotency_key AS k SET
         state = 'sealed',
         lease_expires_at = NULL,
