@@ -176,10 +176,10 @@ class ResponseNotStored(IdempotencyError):
 
 
 class TransactionConflict(_Passing):
-    """The view met a rival in the database: a deadlock, a serialization failure, a lock or statement time-out."""
+    """The database ended the transaction of the view: a deadlock, a serialization failure, or one of its time-outs."""
 
     slug = "transaction-conflict"
-    title = "This request was rolled back in favour of another one"
+    title = "The database rolled this request back"
 
     @property
     def detail(self) -> str:
