@@ -259,13 +259,12 @@ class _Owned:
             if record is not None and record.state is State.SEALED:
                 logger.exception("%s is committed; what follows the COMMIT failed.", self.claim.id)
                 return
-            if isinstance(error, IntegrityError) or sqlstate(error) in PASSING:
-                # The database itself refused: certainly nothing is committed.
-                self.mode.release()
-                if isinstance(error, IntegrityError):
-                    raise  # a deferred constraint of the project's, and its own error
+            if not _database_refused(error):
+                raise OutcomeUnknown from error
+            self.mode.release()
+            if sqlstate(error) in PASSING:
                 raise TransactionConflict from error
-            raise OutcomeUnknown from error
+            raise  # of a deferred constraint or trigger: the project's own error
 
     def _look_up(self, error: Exception) -> Record | None:
         connections[self.store.alias].close_if_unusable_or_obsolete()
@@ -310,6 +309,12 @@ def _check_lapsed(record: Record) -> None:
         raise Held(retry_after=60.0)
     if record.lease_left is not None and record.lease_left > 0:
         raise InProgress(record.lease_left)
+
+
+def _database_refused(error: Exception) -> bool:
+    """Whether the server itself said no to a COMMIT, and not a connection that broke: nothing is committed."""
+    state = sqlstate(error)
+    return isinstance(error, IntegrityError) or (state is not None and not state.startswith(("08", "57P")))
 
 
 def _kind(error: BaseException) -> str:
