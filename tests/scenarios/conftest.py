@@ -9,22 +9,38 @@ from django.db import connection, connections
 from django.test import TransactionTestCase
 
 from django_idempotency import IdempotencyMode
-from tests.support.commits import delete_everything
+from tests.support.commits import delete_everything, validate_databases
 
 from .site import Site
 
 
 @pytest.fixture
-def quick_flush(monkeypatch):
-    monkeypatch.setattr(TransactionTestCase, "_fixture_teardown", delete_everything)
+def own_flush(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(TransactionTestCase, "_fixture_teardown", delete_everything)
+        # Which aliases a test may use is said before it begins; some of ours make one.
+        patched.setattr(TransactionTestCase, "_add_databases_failures", validate_databases)
+        patched.setattr(TransactionTestCase, "_remove_databases_failures", lambda: None)
+        yield
 
 
 @pytest.fixture
-def committed(quick_flush, transactional_db):
+def committed(own_flush, transactional_db):
     """COMMIT commits. The test's rows are deleted afterwards."""
     yield
     assert not connection.in_atomic_block, "a transaction was left open"
     assert connection.get_autocommit(), "the connection was left without autocommit"
+
+
+@pytest.fixture
+def other(committed, monkeypatch, settings):
+    """A second alias: the same database, through a connection of its own."""
+    monkeypatch.setitem(settings.DATABASES, "other", {**connections["default"].settings_dict, "ATOMIC_REQUESTS": False})
+    settings.IDEMPOTENCY = {"DATABASES": ("default", "other")}
+    yield "other"
+    assert not connections["other"].in_atomic_block
+    connections["other"].close()
+    del connections["other"]
 
 
 @pytest.fixture

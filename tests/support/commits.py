@@ -23,3 +23,9 @@ def delete_everything(test_case: Any = None) -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         for table in tables:
             cursor.execute(f"DELETE FROM {connection.ops.quote_name(table)}")
+
+
+@classmethod  # type: ignore[misc]
+def validate_databases(test_case: Any) -> None:
+    """In place of ``TransactionTestCase._add_databases_failures``, without the failures."""
+    test_case.databases = test_case._validate_databases()
