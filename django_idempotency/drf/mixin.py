@@ -93,7 +93,10 @@ class IdempotencyMixin(_Base):
         return self.idempotency_policy
 
     def get_idempotency_key(self, request: Request) -> str | None:
-        """The client's key in its stored form, or None. :raises MalformedKey: it is not one."""
+        """The client's key in its stored form, or None.
+
+        :raises MalformedKey: what is there is no key.
+        """
         return read_key(_http(request))
 
     def get_idempotency_scope(self, request: Request, policy: ResolvedPolicy) -> str | None:
