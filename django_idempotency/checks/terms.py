@@ -29,11 +29,12 @@ def views_in_use() -> list[ViewInUse]:
 
 def protections_of(views: Iterable[ViewInUse]) -> list[Protection]:
     drf = drf_inspection()
-    protections: dict[str, Protection] = {}
+    protections: dict[tuple[str, int], Protection] = {}
     for view in views:
         plain = http_inspection.protection(view)
         for each in [*([plain] if plain else []), *(drf.protections(view) if drf else [])]:
-            protections.setdefault(each.view, each)  # a view has a route for its list and one for an object
+            # Once, though a view has a route for its list and another one for an object.
+            protections.setdefault((each.view, each.identity), each)
     return list(protections.values())
 
 

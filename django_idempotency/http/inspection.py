@@ -35,8 +35,8 @@ class ViewInUse:
     @property
     def is_taken_out(self) -> bool:
         """Whether the view opens the transactions of ATOMIC_REQUESTS itself."""
-        own = own_attribute(self.view, "_non_atomic_requests") or _of_dispatch(self.cls, "_non_atomic_requests")
-        return isinstance(own, TakenOut)
+        name = "_non_atomic_requests"
+        return any(isinstance(own, TakenOut) for own in (own_attribute(self.view, name), _of_dispatch(self.cls, name)))
 
 
 @dataclass(frozen=True)
