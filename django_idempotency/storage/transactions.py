@@ -1,14 +1,13 @@
 """The savepoint that undoes a view's writes and keeps its claim.
 
 Its SAVEPOINT statement can travel with the claim and spare a round trip. That needs two pieces of Django's private
-bookkeeping, ``savepoint_state`` and ``savepoint_ids``, which are touched here and nowhere else: with our id on the
+bookkeeping, ``run_on_commit`` and ``savepoint_ids``, which are touched here and nowhere else: with our id on the
 connection, ``on_commit`` hooks that the view registered are dropped when its writes are (as with a nested ``atomic``).
 Where several statements cannot share a round trip, a nested ``atomic`` does the same.
 """
 
 from __future__ import annotations
 
-import _thread
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,9 +20,9 @@ class TravellingSavepoint:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = connection
-        connection.savepoint_state += 1
-        thread = str(_thread.get_ident()).replace("-", "")
-        self._id = f"s{thread}_x{connection.savepoint_state}"
+        # Another one than the waiting hooks were registered under, and yet nearly always the same: the driver keeps
+        # what it made of a statement by its text, and a new text each time would push out everybody else's.
+        self._id = f"idempotency_{len(connection.run_on_commit)}"
         self.statement: str | None = connection.ops.savepoint_create_sql(self._id)
 
     def began(self) -> None:
@@ -82,7 +81,7 @@ def savepoint_on(connection: BaseDatabaseWrapper, *, travelling: bool = True) ->
         or connection.settings_dict["OPTIONS"].get("server_side_binding")
     ):
         return NestedSavepoint(connection)
-    if not (hasattr(connection, "savepoint_state") and hasattr(connection, "savepoint_ids")):
+    if not (hasattr(connection, "run_on_commit") and hasattr(connection, "savepoint_ids")):
         return NestedSavepoint(connection)
     return TravellingSavepoint(connection)
 
