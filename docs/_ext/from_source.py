@@ -6,6 +6,7 @@ code, in Markdown.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -159,13 +160,14 @@ _LEVELS = {"E": "Error", "W": "Warning"}
 
 
 def command(name: str) -> str:
-    """The help of a management command and of each of its subcommands."""
+    """The help of each subcommand of a management command."""
+    os.environ["COLUMNS"] = "100"  # argparse would ask the terminal
     parser = load_command_class("django_idempotency", name).create_parser("manage.py", name)
-    parts = [parser.format_help()]
+    parts = []
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to list its subcommands
         choices = action.choices if isinstance(action.choices, dict) else {}
-        parts += [each.format_help() for each in choices.values()]
-    return "\n\n".join(f"```text\n{part.strip()}\n```" for part in parts)
+        parts += [f"## {each}\n\n```text\n{choices[each].format_help().strip()}\n```" for each in choices]
+    return "\n\n".join(parts)
 
 
 PARTS: dict[str, Callable[..., str]] = {
@@ -184,7 +186,8 @@ PARTS: dict[str, Callable[..., str]] = {
 
 def _parameters(cls: type) -> dict[str, str]:
     found = re.findall(r":param (\w+): (.*?)(?=\n\s*:|\Z)", cls.__doc__ or "", re.DOTALL)
-    return {name: " ".join(text.split()).replace("``", "`") for name, text in found}
+    described = {name: " ".join(text.split()).replace("``", "`") for name, text in found}
+    return {name: text[0].upper() + text[1:] for name, text in described.items()}
 
 
 def _shown(value: object) -> str:
