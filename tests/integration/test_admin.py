@@ -315,7 +315,7 @@ PAGES = {
 
 class TestCost:
     def test_no_page_reads_more_than_it_may_show(self, many, viewer):
-        """Every statement of every page, run again by the server: its scans look at little more than a list can hold."""
+        """Every statement of every page, run again by the server: its scans look at little more than a list holds."""
         record()
         for name, query in PAGES.items():
             with CaptureQueriesContext(connection) as queries:
