@@ -1,4 +1,4 @@
-"""The answer does not arrive, though the request did: connections cut on the way back, clients and servers that leave."""
+"""The request arrives and the answer does not: connections cut on the way back, clients and servers that leave."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import http.client
 import json
 
 from django.test import Client
+from django.utils.datastructures import CaseInsensitiveMapping
 
 from example_project.client import Answer, Request
 
@@ -16,7 +17,7 @@ def call(address: tuple[str, int], request: Request, *, token: str) -> Answer:
     try:
         connection.request("POST", request.path, _body(request), _headers(request, token))
         response = connection.getresponse()
-        return Answer(response.status, response.read(), response.headers)
+        return Answer(response.status, response.read(), CaseInsensitiveMapping(response.getheaders()))
     except (ConnectionError, http.client.IncompleteRead):
         return Answer(0)
     finally:

@@ -11,7 +11,7 @@ def let_leases_lapse() -> int:
     """As if every lease that runs now had come to its end. Returns how many there were."""
     with connection.cursor() as cursor:
         cursor.execute("UPDATE idempotency_key_in_flight SET lease_expires_at = clock_timestamp()")
-        return cursor.rowcount
+        return int(cursor.rowcount)
 
 
 def states() -> list[str]:
