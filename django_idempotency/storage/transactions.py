@@ -131,6 +131,7 @@ def transaction_on(connection: BaseDatabaseWrapper) -> Iterator[None]:
     try:
         yield
         connection.commit()
+        connection.set_autocommit(True)
     except BaseException:
         connection.rollback()
         raise
