@@ -35,7 +35,7 @@ from .failpoints import hit
 from .models import IdempotencyKey
 from .modes import MODES, Mode, RequestTransactions
 from .storage import Store, store_for
-from .storage.transactions import PASSING, cannot_commit, sqlstate
+from .storage.transactions import cannot_commit, passing, sqlstate
 
 logger = logging.getLogger("django_idempotency")
 
@@ -63,12 +63,10 @@ class Outcome:
 
 
 class Execution:
-    """One request from the claim to the commit, its methods called once each in this order::
+    """One request from the claim to the commit.
 
-    execution = Execution(transactions)
-    record = execution.claim(intent, policy)     # a record to replay, or None: run the handler
-    execution.undo()                             # only when the handler raised
-    execution.finish(outcome)                    # or abandon(), when there is no outcome
+    ``claim`` answers with a record to replay, or with None: run the handler. ``undo`` follows only when that raised.
+    ``finish`` ends it, or ``abandon`` where there is no outcome.
     """
 
     def __init__(self, transactions: RequestTransactions) -> None:
@@ -175,11 +173,11 @@ class Execution:
             self.transactions.roll_back()
             return
         hit("before_release")
-        owned.mode.release()
-        logger.info("%s is released.", owned.claim.id)
+        if owned.mode.release():
+            logger.info("%s is released.", owned.claim.id)
         hit("after_release")
-        if isinstance(error, DatabaseFailure) and sqlstate(error) in PASSING:
-            logger.warning("%s met a rival in the database: SQLSTATE %s.", owned.claim.id, sqlstate(error))
+        if isinstance(error, DatabaseFailure) and (why := passing(error)):
+            logger.warning("%s was rolled back by the database: %s.", owned.claim.id, why)
             raise TransactionConflict from error
 
 
@@ -262,7 +260,7 @@ class _Owned:
             if not _database_refused(error):
                 raise OutcomeUnknown from error
             self.mode.release()
-            if sqlstate(error) in PASSING:
+            if passing(error):
                 raise TransactionConflict from error
             raise  # of a deferred constraint or trigger: the project's own error
 

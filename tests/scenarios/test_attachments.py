@@ -145,9 +145,10 @@ WORKS = {
     "post through method_decorator": lambda: method_decorator(idempotent_view, name="post")(
         view_class(View, post=plain_method)
     ).as_view(),
-    "class behind LoginRequiredMixin": lambda: idempotent_view(
+    "post of a class behind LoginRequiredMixin": lambda: method_decorator(idempotent_view, name="post")(
         view_class(LoginRequiredMixin, View, post=plain_method)
     ).as_view(),
+    "class behind login_required": lambda: login_required(idempotent_view(view_class(View, post=plain_method).as_view())),
     "subclass of a decorated class": lambda: view_class(
         idempotent_view(view_class(View)), post=plain_method
     ).as_view(),
@@ -200,6 +201,12 @@ REFUSED_WHEN_MADE = {
     "idempotent_view on its view, asynchronous": lambda: idempotent_view(
         view_class(View, post=asynchronous_method).as_view()
     ),
+    "idempotent_view on a class with LoginRequiredMixin": lambda: idempotent_view(
+        view_class(LoginRequiredMixin, View, post=plain_method)
+    ),
+    "idempotent_view on its view, with LoginRequiredMixin": lambda: idempotent_view(
+        view_class(LoginRequiredMixin, View, post=plain_method).as_view()
+    ),
     "idempotent_view on a name": lambda: idempotent_view()("shop.views.pay"),
     "idempotent_view, a field that does not exist": lambda: idempotent_view(scop=len),
 }  # fmt: skip
@@ -227,10 +234,17 @@ REFUSED_BEFORE_THE_BODY = {
     "mark in a plain class": lambda: view_class(View, post=idempotent(plain_method)).as_view(),
     "idempotent_view on a method": lambda: view_class(View, post=idempotent_view(plain_method)).as_view(),
     "idempotent_view twice": lambda: idempotent_view(idempotent_view(plain_function())),
+    "idempotent_view on dispatch with LoginRequiredMixin": lambda: method_decorator(idempotent_view, name="dispatch")(
+        view_class(LoginRequiredMixin, View, post=plain_method)
+    ).as_view(),
 }
 
 
-UNSEEN = ("function below a careless decorator", "post through method_decorator")
+UNSEEN = (
+    "function below a careless decorator",
+    "post through method_decorator",
+    "post of a class behind LoginRequiredMixin",
+)
 """Django cannot see below these that ours opens the transactions of ATOMIC_REQUESTS itself."""
 
 
@@ -270,7 +284,7 @@ def test_unseen_under_atomic_requests_it_is_loud(committed, site, in_atomic_requ
     in_atomic_requests()
     site.add(attach())
     site.client("ann").raise_request_exception = True
-    with pytest.raises(RuntimeError, match="durable"):
+    with pytest.raises(ImproperlyConfigured, match="around an idempotent view"):
         site.send()
     assert (rows(), records()) == (0, 0)
 
