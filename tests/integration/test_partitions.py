@@ -147,7 +147,7 @@ def test_two_creators_at_once_make_each_leaf_once(lab, crowd):
     # Both have seen the gaps and wait here.
     lab.do(f"SELECT pg_advisory_lock({partitions._ADVISORY_LOCK})", alias=administrator)
     creators = [crowd.start(make_ahead, lab.session()) for _ in range(2)]
-    lab.until_waiting("one", "other")
+    lab.until_waiting(2)
     lab.do(f"SELECT pg_advisory_unlock({partitions._ADVISORY_LOCK})", alias=administrator)
     made = [creator.result(PATIENT) for creator in creators]
     assert sorted(len(each.intervals) for each in made) == [0, 3]

@@ -271,7 +271,7 @@ def test_renewing_rows_of_which_one_is_being_sealed_renews_the_others(shared_lab
         owner.seal(moving)
         both = crowd.start(renew, leases)
         alone = crowd.start(renew, leases[:1])
-        shared_lab.until_waiting("both", "alone")
+        shared_lab.until_waiting(2)
     assert both.result(PATIENT) == {staying.id}
     assert alone.result(PATIENT) == set()
     assert owner.store.find(staying.id).lease_left > 50

@@ -66,12 +66,12 @@ class Laboratory:
             del connections.settings[alias]
             retention.forget_reach(alias)
 
-    def ask(self, question: str, *arguments: object, alias: str | None = None) -> Any:
+    def ask(self, question: str, *arguments: Any, alias: str | None = None) -> Any:
         """The first column of the first row, or None."""
         rows = self.rows(question, *arguments, alias=alias)
         return rows[0][0] if rows else None
 
-    def rows(self, question: str, *arguments: object, alias: str | None = None) -> list[tuple[Any, ...]]:
+    def rows(self, question: str, *arguments: Any, alias: str | None = None) -> list[tuple[Any, ...]]:
         with connections[alias or self.aliases[0]].cursor() as cursor:
             cursor.execute(question, arguments or None)
             return cursor.fetchall() if cursor.description else []
@@ -80,14 +80,17 @@ class Laboratory:
         for statement in statements:
             self.rows(statement, alias=alias)
 
-    def until_waiting(self, *aliases: str) -> None:
-        """Return once these sessions of other threads, or this many, wait for a lock."""
+    def until_waiting(self, sessions: int = 1) -> None:
+        """Return once so many sessions, of other threads, wait for a lock."""
         waiting = (
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
             " AND state = 'active' AND pid <> pg_backend_pid()"
         )
         with psycopg.connect(**_server_parameters(self.database), autocommit=True) as observer:
-            eventually(lambda: observer.execute(waiting).fetchone()[0] >= max(1, len(aliases)), "somebody waits")
+            eventually(
+                lambda: [count for (count,) in observer.execute(waiting) if count >= sessions],
+                f"{sessions} session(s) wait",
+            )
 
 
 def _server_parameters(database: str) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def shared_lab(laboratory_database, shared_schema, django_db_blocker) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def sqlite_file(tmp_path_factory, django_db_blocker) -> Iterator[str]:
+def sqlite_file(tmp_path_factory, django_db_blocker) -> str:
     """A file of SQLite's with the tables of the app, whatever database the other tests use."""
     path = str(tmp_path_factory.mktemp("sqlite") / "keys.sqlite3")
     with django_db_blocker.unblock():

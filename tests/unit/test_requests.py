@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.http import QueryDict, UnreadablePostError
+from django.http import HttpRequest, QueryDict, UnreadablePostError
 from django.test import RequestFactory
 from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 
@@ -32,7 +32,7 @@ from django_idempotency.http.requests import (
 FORM = "application/x-www-form-urlencoded"
 
 
-_made = []
+_made: list[HttpRequest] = []
 
 
 @pytest.fixture(autouse=True)
