@@ -148,7 +148,9 @@ WORKS = {
     "post of a class behind LoginRequiredMixin": lambda: method_decorator(idempotent_view, name="post")(
         view_class(LoginRequiredMixin, View, post=plain_method)
     ).as_view(),
-    "class behind login_required": lambda: login_required(idempotent_view(view_class(View, post=plain_method).as_view())),
+    "class behind login_required": lambda: login_required(
+        idempotent_view(view_class(View, post=plain_method).as_view())
+    ),
     "subclass of a decorated class": lambda: view_class(
         idempotent_view(view_class(View)), post=plain_method
     ).as_view(),
