@@ -20,6 +20,7 @@ from django_idempotency.storage.transactions import (
     TravellingSavepoint,
     cannot_commit,
     own_connection,
+    passing,
     savepoint_on,
     sqlstate,
     transaction_on,
@@ -339,6 +340,23 @@ def test_the_sqlstate_is_the_servers_or_none(shared_lab):
         cursor.execute("SELECT 1/0")
     assert sqlstate(failed.value) == "22012"
     assert sqlstate(ValueError()) is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("SELECT 1/0", None),
+        ("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$", "could not be serialized"),
+        ("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$", "deadlock"),
+        ("SET statement_timeout = '1ms'; SELECT pg_sleep(10)", "cancelled"),
+    ],
+)
+def test_errors_that_a_repetition_gets_past_are_told_from_those_it_does_not(shared_lab, statement, reason):
+    with pytest.raises(Error) as failed:
+        shared_lab.do(statement)
+    assert (passing(failed.value) is None) is (reason is None)
+    assert reason is None or reason in passing(failed.value)
+    assert passing(ValueError()) is None
 
 
 # --- connections of our own ---

@@ -17,7 +17,15 @@ from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 
 from django_idempotency import FingerprintRules
 from django_idempotency.core.errors import BodyTooLarge, MalformedBody, MalformedKey
-from django_idempotency.core.fingerprint import Content, EmptyBody, FormBody, JsonBody, OpaqueBody, fingerprint
+from django_idempotency.core.fingerprint import (
+    Content,
+    EmptyBody,
+    FormBody,
+    JsonBody,
+    MultipartBody,
+    OpaqueBody,
+    fingerprint,
+)
 from django_idempotency.http.requests import (
     counted_headers,
     has_key,
@@ -310,6 +318,24 @@ def test_an_upload_over_a_limit_of_the_project_is_too_large(settings, setting, b
 def test_a_broken_upload_is_malformed(content_type):
     with pytest.raises(MalformedBody, match="not valid multipart/form-data"):
         read_body(post(b"--x\r\n", content_type))
+
+
+@pytest.mark.parametrize("ending", ["", "\r\n"])
+def test_a_form_without_parts_is_an_empty_form(ending):
+    assert read_body(post(f"--{BOUNDARY}--{ending}".encode(), MULTIPART_CONTENT)) == MultipartBody((), ())
+
+
+def test_a_form_of_which_no_part_can_be_read_is_not_the_empty_one():
+    nameless = f"--{BOUNDARY}\r\nContent-Disposition: form-data\r\n\r\n100\r\n--{BOUNDARY}--\r\n"
+    with pytest.raises(MalformedBody, match="no part of its form can be read"):
+        read_body(post(nameless.encode(), MULTIPART_CONTENT))
+
+
+def test_a_form_that_somebody_failed_to_read_in_front_is_not_the_empty_one():
+    request = upload({"file": b"x"})
+    request._mark_post_parse_error()  # as after a broken upload that a middleware swallowed
+    with pytest.raises(MalformedBody, match="no part of its form can be read"):
+        read_body(request)
 
 
 def test_django_parses_no_upload_by_patch_so_its_bytes_count():
