@@ -21,11 +21,19 @@ from .transactions import sqlstate, transaction_on
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s"
 _FIND = "SELECT idempotency_record_v1(k)::text FROM idempotency_key AS k WHERE k.id = %s"
+# A row that somebody holds, whose owner is just sealing or whose lapsed lease is being taken over, must not keep all
+# other leases from being renewed.
 _RENEW = """
-UPDATE idempotency_key_in_flight AS k SET lease_expires_at = clock_timestamp() + make_interval(secs => lease.seconds)
-FROM unnest(%s::uuid[], %s::uuid[], %s::float8[]) AS lease (id, owner_token, seconds)
-WHERE k.id = lease.id AND k.owner_token = lease.owner_token
-RETURNING k.id
+WITH lease (id, owner_token, seconds) AS (SELECT * FROM unnest(%s::uuid[], %s::uuid[], %s::float8[])),
+free AS (
+    SELECT id, seconds FROM idempotency_key_in_flight AS k JOIN lease USING (id, owner_token)
+    FOR NO KEY UPDATE OF k SKIP LOCKED
+),
+renewed AS (
+    UPDATE idempotency_key_in_flight AS k SET lease_expires_at = clock_timestamp() + make_interval(secs => free.seconds)
+    FROM free WHERE k.id = free.id
+)
+SELECT id FROM idempotency_key_in_flight JOIN lease USING (id, owner_token)
 """
 
 JUST_MOVING = "40001"
@@ -135,9 +143,9 @@ def _seal_statement(retention: float, durable: bool, lease: float) -> str:
 
 
 def renew(connection: Any, leases: list[tuple[UUID, UUID, float]]) -> set[UUID]:
-    """Extend leases, given as (id, owner token, seconds), in one statement.
+    """Extend leases, given as (id, owner token, seconds), in one statement that waits for no row.
 
-    :returns: the ids that are still owned under their token.
+    :returns: the ids that are still owned under their token, whether or not their rows were free.
     """
     ids, tokens, seconds = (list(column) for column in zip(*leases, strict=True))
     with connection.cursor() as cursor:

@@ -259,21 +259,31 @@ def test_a_lease_is_renewed_for_its_owner_alone(owner):
     assert owner.store.find(lost.id).lease_left < 6
 
 
-def test_renewing_rows_of_which_one_is_being_sealed_renews_the_others(shared_lab, crowd, owner, rival):
+def test_renewing_rows_of_which_one_is_being_sealed_renews_the_others_at_once(owner, rival):
+    moving, staying = (owner.own(new_claim(lease=5.0)) for _ in range(2))
+    leases = [(each.id, each.owner_token, 60.0) for each in (moving, staying)]
+    with own_connection(rival.alias) as connection:
+        with owner.atomic():
+            owner.seal(moving)
+            assert postgres.renew(connection, leases) == {moving.id, staying.id}
+        assert owner.store.find(staying.id).lease_left > 50
+        assert postgres.renew(connection, leases) == {staying.id}
+
+
+def test_a_row_that_moved_away_during_the_renewal_costs_the_others_nothing(owner, rival, monkeypatch):
     moving, staying = (owner.own(new_claim(lease=5.0)) for _ in range(2))
     leases = [renewal.Renewal(rival.alias, each.id, each.owner_token, 60.0, 1e9) for each in (moving, staying)]
+    renew = postgres.renew
 
-    def renew(leases):
-        with own_connection(rival.alias) as connection:
-            return renewal._still_owned(connection, leases)
+    def meets_a_move(connection, leases):
+        if any(each[0] == moving.id for each in leases):
+            raise OperationalError from psycopg.errors.SerializationFailure("already moved to another partition")
+        return renew(connection, leases)
 
-    with owner.atomic():
-        owner.seal(moving)
-        both = crowd.start(renew, leases)
-        alone = crowd.start(renew, leases[:1])
-        shared_lab.until_waiting(2)
-    assert both.result(PATIENT) == {staying.id}
-    assert alone.result(PATIENT) == set()
+    monkeypatch.setattr(postgres, "renew", meets_a_move)
+    with own_connection(rival.alias) as connection:
+        assert renewal._still_owned(connection, leases) == {staying.id}
+        assert renewal._still_owned(connection, leases[:1]) == set()
     assert owner.store.find(staying.id).lease_left > 50
 
 
