@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connections
 
 from django_idempotency import failpoints
 from tests.support.fixtures import committed, crowd, payer, quick_flush, what_the_server_says
+from tests.support.laboratory import lab, laboratory_database
 from tests.support.pauses import Failpoints
 
-__all__ = ["committed", "crowd", "payer", "quick_flush", "what_the_server_says"]
+__all__ = ["committed", "crowd", "lab", "laboratory_database", "payer", "quick_flush", "what_the_server_says"]
 
 
 @pytest.fixture
@@ -27,6 +30,12 @@ def configure(settings):
         settings.IDEMPOTENCY = settings.IDEMPOTENCY | changed
 
     return configure
+
+
+@pytest.fixture
+def short_leases(configure):
+    """Leases of a second, the shortest there are: renewed three times in that second."""
+    configure(LEASE=timedelta(seconds=1))
 
 
 @pytest.fixture
