@@ -188,6 +188,8 @@ def _duration(minimum: timedelta) -> Callable[[str, object], timedelta]:
             raise PolicyError(f"{name} must be a timedelta, not {value!r}.")
         if value < minimum:
             raise PolicyError(f"{name} must be at least {minimum.total_seconds():g} s, not {value}.")
+        if value > _LONGEST:
+            raise PolicyError(f"{name} must be at most {_LONGEST.days} days, not {value}.")
         return value
 
     return validate
@@ -211,6 +213,8 @@ def _text(name: str, value: object) -> str:
     return value
 
 
+# A hundred years: what is added to the present has to be a time still, in Python and in the database.
+_LONGEST = timedelta(days=36_500)
 # PostgreSQL reads a lock time-out of 0 as "for ever", so the smallest wait is its smallest unit.
 _SMALLEST_WAIT = timedelta(milliseconds=1)
 # Retry-After counts whole seconds, and renewal needs room for three attempts within a lease.

@@ -129,6 +129,17 @@ def test_inside_the_transaction_of_a_test_case_a_committed_claim_is_part_of_it(k
     assert rival.store.find(claim.id) is None
 
 
+CENTURY = 36_500 * 86_400.0
+
+
+def test_the_longest_durations_of_a_policy_are_within_the_reach_of_the_database(keys):
+    claim = keys.own(new_claim(lease=CENTURY, max_wait=CENTURY))
+    assert keys.store.find(claim.id).lease_left == pytest.approx(CENTURY, abs=60)
+    keys.release(claim)
+    lapsed = keys.lapsed(new_claim())
+    assert keys.take_over(lapsed, rival_of(lapsed, lease=CENTURY, max_wait=CENTURY))
+
+
 # --- expiry ---
 
 

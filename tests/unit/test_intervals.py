@@ -150,6 +150,12 @@ def test_a_leaf_beyond_the_horizon_is_left_alone():
     assert plan([far], at("2026-12-01"), WEEK) == plan([], at("2026-12-01"), WEEK)
 
 
+def test_the_longest_retention_that_a_policy_may_have_can_be_planned_for():
+    planned = plan([], at("2026-12-01"), 36_500 * DAY)
+    assert planned[-1].upper >= horizon(at("2026-12-01"), 36_500 * DAY)
+    assert len(planned) <= 11
+
+
 def test_one_leaf_over_everything_leaves_nothing_to_plan():
     assert plan([Interval(at("2020-01-01"), at("2030-01-01"))], at("2026-12-01"), WEEK) == []
 

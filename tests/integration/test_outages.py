@@ -1,0 +1,92 @@
+"""A store that cannot keep keys: refused before the handler, with nothing open and nothing run."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from django_idempotency import IdempotencyMode, IdempotencyPolicy, retention
+from django_idempotency.conf import current
+from django_idempotency.core.errors import StoreUnavailable
+from django_idempotency.core.fingerprint import Content, EmptyBody
+from django_idempotency.modes import RequestTransactions
+from django_idempotency.service import Execution, Intent, Outcome
+from tests.support.keys import CREATED
+
+UNREACHABLE = {"PORT": "1"}
+READ_ONLY = {"server": {"default_transaction_read_only": "on"}}
+
+
+@pytest.fixture
+def begin(settings):
+    """Begin a keyed request; the execution is at its handler, or the record to replay is returned."""
+
+    def begin(alias, mode=IdempotencyMode.ATOMIC, key="k"):
+        settings.IDEMPOTENCY = {"DATABASES": ["default", alias]}
+        execution = Execution(RequestTransactions())
+        intent = Intent("auth.user:5 charge:POST", key, Content(method="POST", principal="", body=EmptyBody()))
+        return execution.claim(intent, current().resolve(IdempotencyPolicy(using=alias, mode=mode))) or execution
+
+    return begin
+
+
+@pytest.fixture(params=["in use", "new process"])
+def alias_of(request, lab):
+    """The alias of a session, of which this process knows that the leaves reach far enough, or knows nothing."""
+
+    def alias_of(**how):
+        alias = lab.session(**how)
+        if request.param == "in use":
+            reach = retention.make_ahead(lab.aliases[0]).until
+            retention._reaches[alias] = retention._Reach(reach, float("inf"))
+        return alias
+
+    return alias_of
+
+
+@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize(
+    ("how", "kind"), [(UNREACHABLE, "OperationalError|ConnectionTimeout"), (READ_ONLY, "ReadOnly")]
+)
+def test_a_database_that_is_down_or_read_only(lab, alias_of, begin, caplog, mode, how, kind):
+    alias = alias_of(**how)
+    with pytest.raises(StoreUnavailable, match=kind) as refused:
+        begin(alias, mode)
+    assert refused.value.retry_after >= 1
+    assert not connections[alias].in_atomic_block
+    assert f"The keys on {alias!r} cannot be reached" in caplog.text
+    assert lab.ask("SELECT count(*) FROM idempotency_key") == 0
+
+
+@pytest.mark.parametrize("mode", IdempotencyMode)
+def test_a_table_that_was_never_migrated(lab, alias_of, begin, mode):
+    alias = alias_of()
+    call_command("migrate", "django_idempotency", "zero", database=lab.aliases[0], verbosity=0)
+    with pytest.raises(StoreUnavailable, match="Undefined"):
+        begin(alias, mode)
+    assert not connections[alias].in_atomic_block
+    assert lab.ask("SELECT 1", alias=alias) == 1, "the session is usable"
+    call_command("migrate", "django_idempotency", database=lab.aliases[0], verbosity=0)
+    begin(alias, mode).finish(Outcome(201, lambda: CREATED))
+
+
+@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize("lock", ["SHARE", "ACCESS EXCLUSIVE"])
+def test_a_table_that_is_locked_by_ddl(lab, alias_of, begin, mode, lock):
+    alias, administrator = alias_of(), lab.session()
+    lab.do("BEGIN", f"LOCK TABLE idempotency_key IN {lock} MODE", alias=administrator)
+    with pytest.raises(StoreUnavailable, match="LockNotAvailable"):
+        begin(alias, mode)
+    assert not connections[alias].in_atomic_block
+    lab.do("ROLLBACK", alias=administrator)
+    begin(alias, mode).finish(Outcome(201, lambda: CREATED))
+
+
+def test_the_reason_for_the_log_quotes_no_value_of_a_row(lab, begin, caplog):
+    alias = lab.session(**READ_ONLY)
+    with pytest.raises(StoreUnavailable) as refused:
+        begin(alias, key="a-secret-key")
+    told = f"{caplog.text} {refused.value} {refused.value.detail}"
+    assert "a-secret-key" not in told
+    assert "auth.user:5" not in told
