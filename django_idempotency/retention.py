@@ -14,7 +14,7 @@ from django.db import Error as DatabaseFailure
 
 from .conf import current
 from .core.errors import StoreUnavailable
-from .core.intervals import Interval, horizon, interval_length, plan, reach_of
+from .core.intervals import Interval, comfortable_reach, plan, reach_of
 from .storage import partitions
 from .storage.transactions import own_connection
 
@@ -47,9 +47,8 @@ def ensure_leaf(alias: str, retention: timedelta) -> None:
     needed = now + retention + _SLACK
     known = _reaches.get(alias)
     if known is not None and known.until >= needed:
-        max_retention = current().MAX_RETENTION
-        comfortable = horizon(now, max_retention) - interval_length(max_retention)
-        if known.until >= comfortable or time.monotonic() - known.looked_at < RETRY_SECONDS:
+        comfortable = known.until >= now + comfortable_reach(current().MAX_RETENTION)
+        if comfortable or time.monotonic() - known.looked_at < RETRY_SECONDS:
             return
     try:
         until = make_ahead(alias).until

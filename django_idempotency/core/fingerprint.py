@@ -243,7 +243,7 @@ def _query_1(query: str) -> JsonValue:
     # A server that reads a name's values in order cannot see how names interleave. Blank values are values.
     # Latin-1 takes each percent-encoded byte for itself: as UTF-8 all invalid sequences would become the same
     # U+FFFD.
-    return _grouped(parse_qsl(query, keep_blank_values=True, encoding="latin-1"))
+    return _grouped(parse_qsl(query, keep_blank_values=True, encoding="latin-1")) if query else {}
 
 
 def _headers_1(headers: Iterable[tuple[str, str]], rules: FingerprintRules) -> JsonValue:

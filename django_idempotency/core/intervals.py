@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import cache
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _DAY = timedelta(days=1)
@@ -29,6 +30,12 @@ def interval_length(max_retention: timedelta) -> timedelta:
 def horizon(now: datetime, max_retention: timedelta) -> datetime:
     """How far the leaves should reach: whatever is sealed now, with two intervals to notice that making them fails."""
     return now + max_retention + _AHEAD * interval_length(max_retention)
+
+
+@cache
+def comfortable_reach(max_retention: timedelta) -> timedelta:
+    """How far from now the leaves may end before there is anything to do: one of the intervals ahead is left."""
+    return max_retention + (_AHEAD - 1) * interval_length(max_retention)
 
 
 def plan(existing: Sequence[Interval], now: datetime, max_retention: timedelta) -> list[Interval]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import lru_cache
 from urllib.parse import quote
 
 from .errors import AnonymousScope
@@ -32,6 +33,7 @@ def scope(principal: str | None, operation: str) -> str:
     return f"{_escaped(caller, also=' ')} {operation}"
 
 
+@lru_cache(maxsize=1024)
 def operation_name(view_path: str, action: str | None, method: str, named: str | None = None) -> str:
     """``shop.views.ChargeViewSet:create:POST``: the view, the action where there is one, and the method.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -18,6 +19,7 @@ class Mark:
 
     policy: IdempotencyPolicy
 
+    @lru_cache(maxsize=256)  # noqa: B019 - marks live as long as their handlers
     def over(self, base: IdempotencyPolicy | None) -> IdempotencyPolicy:
         """The policy of the marked handler: the fields that the mark names over those of the view.
 

@@ -105,12 +105,13 @@ def put_into(response: HttpResponseBase, answer: HttpResponse) -> HttpResponseBa
 
 def _headers(response: HttpResponseBase, policy: ResolvedPolicy) -> tuple[tuple[str, str], ...]:
     wanted = policy.replay_headers
+    named = ((name.lower(), name, value) for name, value in response.items())
     return tuple(
         (name, value)
-        for name, value in response.items()
-        if (wanted is None or name.lower() in wanted or name.lower() in _DESCRIBE_THE_BODY)
-        and name.lower() not in NEVER_REPLAYED
-        and not name.lower().startswith(NEVER_REPLAYED_PREFIXES)
+        for lowered, name, value in named
+        if (wanted is None or lowered in wanted or lowered in _DESCRIBE_THE_BODY)
+        and lowered not in NEVER_REPLAYED
+        and not lowered.startswith(NEVER_REPLAYED_PREFIXES)
     )
 
 

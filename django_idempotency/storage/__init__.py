@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
@@ -14,17 +17,26 @@ def store_for(alias: str) -> Store:
     :raises ImproperlyConfigured: there is none for this kind of database.
     """
     vendor = connections[alias].vendor
+    store = _store_class(vendor)
+    if store is None:
+        raise ImproperlyConfigured(
+            f"Idempotency keys cannot be kept in {vendor!r} (alias {alias!r}): PostgreSQL and SQLite are supported."
+        )
+    return store(alias)
+
+
+@cache
+def _store_class(vendor: str) -> Callable[[str], Store] | None:
+    # Each brings in what only its own kind of database needs.
     if vendor == "postgresql":
         from .postgres import PostgresStore
 
-        return PostgresStore(alias)
+        return PostgresStore
     if vendor == "sqlite":
         from .portable import PortableStore
 
-        return PortableStore(alias)
-    raise ImproperlyConfigured(
-        f"Idempotency keys cannot be kept in {vendor!r} (alias {alias!r}): PostgreSQL and SQLite are supported."
-    )
+        return PortableStore
+    return None
 
 
 __all__ = ["Store", "store_for"]
