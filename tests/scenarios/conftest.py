@@ -18,6 +18,8 @@ from .site import Site
 def own_flush(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(TransactionTestCase, "_fixture_teardown", delete_everything)
+        # A connection for each test would take longer than the test.
+        patched.setattr(TransactionTestCase, "_should_reload_connections", lambda test_case: False)
         # Which aliases a test may use is said before it begins; some of ours make one.
         patched.setattr(TransactionTestCase, "_add_databases_failures", validate_databases)
         patched.setattr(TransactionTestCase, "_remove_databases_failures", lambda: None)
@@ -47,6 +49,8 @@ def other(committed, monkeypatch, settings):
 def site(settings):
     site = Site()
     settings.ROOT_URLCONF = site
+    # Who is asking is found out by a query, as in production; what else a session holds is not what this is about.
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     # What goes wrong on purpose is looked at in the response; the log of it would drown a real failure.
     logging.getLogger("django.request").disabled = True
     yield site

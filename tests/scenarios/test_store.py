@@ -75,8 +75,7 @@ class TestOutOfReach:
         assert handler.entered == 0
 
     @pytest.mark.parametrize("way", ["viewset", "function"])
-    def test_the_only_database_there_is(self, site, settings, monkeypatch, mode, way):
-        settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
+    def test_the_only_database_there_is(self, site, monkeypatch, mode, way):
         handler = Handling(answers())
         site.add(anonymous(way, handler, mode=mode))
         site.client(None)
@@ -142,8 +141,7 @@ class TestNotAsMigrated:
 
     @pytest.mark.parametrize("right", ["SELECT", "INSERT, UPDATE, DELETE", "ALL"])
     @pytest.mark.parametrize("way", ["viewset", "function"])
-    def test_without_rights(self, site, settings, mode, way, right):
-        settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
+    def test_without_rights(self, site, mode, way, right):
         handler = Handling(lambda call: Reply(201, {"done": True}))
         site.add(anonymous(way, handler, mode=mode))
         assert site.send("warm", user=None).status_code == 201

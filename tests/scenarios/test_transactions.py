@@ -468,8 +468,9 @@ class HangsUp:
 
 class TestSessions:
     @every_way
-    def test_what_a_view_writes_to_the_session_survives_a_release(self, site, way, mode):
+    def test_what_a_view_writes_to_the_session_survives_a_release(self, site, settings, way, mode):
         """Saved by the middleware, after the view's transaction has ended: outside the promise, and documented."""
+        settings.SESSION_ENGINE = "django.contrib.sessions.backends.db"
 
         def handle(call):
             call.django_request.session["tried"] = True
