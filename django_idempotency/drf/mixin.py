@@ -36,6 +36,7 @@ from ..http.capture import capture, put_into
 from ..http.exchange import Asking, Exchange, rendered
 from ..http.problems import problem_response
 from ..http.requests import (
+    body_bytes,
     counted_headers,
     has_key,
     multipart_body,
@@ -253,8 +254,7 @@ def _read_ahead(request: HttpRequest, parsers: Iterable[type[BaseParser]]) -> Id
     if issubclass(parser, FileUploadParser):
         return None
     try:
-        with translated_errors():
-            request.body  # noqa: B018
+        body_bytes(request)
     except IdempotencyError as error:
         return error
     return None

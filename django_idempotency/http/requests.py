@@ -89,10 +89,17 @@ def _refuse_consumed(request: HttpRequest) -> None:
         raise RawPostDataException
 
 
+def body_bytes(request: HttpRequest) -> bytes:
+    """``request.body``, with our answers where it cannot be had."""
+    try:
+        return request.body
+    except _UNREADABLE as error:
+        raise _translated(error) from error
+
+
 def raw_body(request: HttpRequest) -> Body:
     """The body by its bytes, which are read before anything parses them."""
-    with translated_errors():
-        raw = request.body
+    raw = body_bytes(request)
     if not raw:
         return EmptyBody()
     content_type = request.content_type or ""
@@ -150,17 +157,25 @@ def translated_errors() -> Iterator[None]:
     """Turns what Django raises over an unreadable body into our answers."""
     try:
         yield
-    except (RequestDataTooBig, TooManyFieldsSent, TooManyFilesSent) as error:
-        raise BodyTooLarge from error
-    except MultiPartParserError as error:
-        raise MalformedBody("it is not valid multipart/form-data") from error
-    except UnreadablePostError as error:
-        raise MalformedBody("the connection ended before it was complete") from error
-    except RawPostDataException as error:
-        raise ImproperlyConfigured(
-            "The request body was consumed before it could be fingerprinted. Something in front of the view reads "
-            "the stream itself; let it use request.body instead."
-        ) from error
+    except _UNREADABLE as error:
+        raise _translated(error) from error
+
+
+_TOO_LARGE = (RequestDataTooBig, TooManyFieldsSent, TooManyFilesSent)
+_UNREADABLE = (*_TOO_LARGE, MultiPartParserError, UnreadablePostError, RawPostDataException)
+
+
+def _translated(error: Exception) -> Exception:
+    if isinstance(error, _TOO_LARGE):
+        return BodyTooLarge()
+    if isinstance(error, MultiPartParserError):
+        return MalformedBody("it is not valid multipart/form-data")
+    if isinstance(error, UnreadablePostError):
+        return MalformedBody("the connection ended before it was complete")
+    return ImproperlyConfigured(
+        "The request body was consumed before it could be fingerprinted. Something in front of the view reads "
+        "the stream itself; let it use request.body instead."
+    )
 
 
 def text_kwargs(kwargs: Mapping[str, Any], leave_out: Iterable[str] = ()) -> dict[str, str]:
