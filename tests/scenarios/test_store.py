@@ -74,6 +74,7 @@ class TestOutOfReach:
         assert_unavailable(site.send())
         assert handler.entered == 0
 
+    @postgres_only  # closing it ends a database in memory
     @pytest.mark.parametrize("way", ["viewset", "function"])
     def test_the_only_database_there_is(self, site, monkeypatch, mode, way):
         handler = Handling(answers())
