@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import patch_vary_headers
-from django.utils.datastructures import MultiValueDict
 from django.views import View
 from rest_framework.parsers import BaseParser, FileUploadParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer
@@ -39,14 +38,13 @@ from ..http.requests import (
     body_bytes,
     counted_headers,
     has_key,
-    multipart_body,
     principal_of,
     raw_body,
     read_key,
     text_kwargs,
-    translated_errors,
     without_parameters,
 )
+from .bodies import uploaded
 from .marks import check_marks, mark_of, put_in_force
 
 if TYPE_CHECKING:
@@ -248,7 +246,7 @@ def _read_ahead(request: HttpRequest, parsers: Iterable[type[BaseParser]]) -> Id
     Uploads are left alone: their parsers keep what can be read again, and need no memory for it.
     """
     content_type = request.content_type or ""
-    if request.method in SAFE_METHODS or not has_key(request) or content_type == "multipart/form-data":
+    if request.method in SAFE_METHODS or not has_key(request) or _is_multipart(request):
         return None
     parser = next((each for each in parsers if _takes(each, content_type)), BaseParser)
     if issubclass(parser, FileUploadParser):
@@ -258,6 +256,10 @@ def _read_ahead(request: HttpRequest, parsers: Iterable[type[BaseParser]]) -> Id
     except IdempotencyError as error:
         return error
     return None
+
+
+def _is_multipart(request: HttpRequest) -> bool:
+    return request.content_type == "multipart/form-data"
 
 
 def _takes(parser: type[BaseParser], content_type: str) -> bool:
@@ -271,15 +273,9 @@ def _http(request: Request) -> HttpRequest:
 def _body(request: Request) -> Body:
     negotiator: Any = request.negotiator
     parser = negotiator.select_parser(request, request.parsers)
-    if not isinstance(parser, MultiPartParser | FileUploadParser):
-        return raw_body(_http(request))
-    with translated_errors():
-        fields, files = request.data, request.FILES
-    if not isinstance(fields, MultiValueDict):
-        fields = MultiValueDict()
-    if not isinstance(files, MultiValueDict):
-        files = MultiValueDict({name: [upload] for name, upload in files.items()})
-    return multipart_body(_http(request), fields, files)
+    if isinstance(parser, MultiPartParser | FileUploadParser) or (parser and _is_multipart(_http(request))):
+        return uploaded(request)
+    return raw_body(_http(request))
 
 
 def _representation_parameters(request: Request) -> set[str]:

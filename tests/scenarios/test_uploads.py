@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 from django.core.files.uploadedfile import TemporaryUploadedFile
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.db import connection
-from rest_framework.parsers import FileUploadParser, JSONParser
+from django.http import QueryDict
+from rest_framework.parsers import BaseParser, DataAndFiles, FileUploadParser, JSONParser, MultiPartParser
 from rest_framework.permissions import BasePermission
 
 from tests.support.multipart import multipart
@@ -211,6 +213,86 @@ class TestFiles:
         first = send(site)
         assert first.status_code == 201
         assert_replays(send(site), first)
+
+
+class JsonInAField(MultiPartParser):
+    """A recipe that is around: the fields are JSON, in one field of the form."""
+
+    def parse(self, stream, media_type=None, parser_context=None):
+        form = super().parse(stream, media_type, parser_context)
+        return self.made_of(json.loads(form.data["data"]), form.files)
+
+    def made_of(self, fields, files):
+        return DataAndFiles(fields, files)
+
+
+class JsonAsFields(JsonInAField):
+    def made_of(self, fields, files):
+        made = QueryDict(mutable=True)
+        made.update(fields)
+        return DataAndFiles(made, files)
+
+
+class AllInOne(JsonInAField):
+    def made_of(self, fields, files):
+        return {"order": fields, "pages": [{"file": upload} for _, uploads in files.lists() for upload in uploads]}
+
+
+class OfAnotherFamily(BaseParser):
+    media_type = "multipart/form-data"
+
+    def parse(self, stream, media_type=None, parser_context=None):
+        return JsonInAField().parse(stream, media_type, parser_context)
+
+
+class TestParsersOfTheProject:
+    """What they make of a form is compared, whatever it is."""
+
+    PAGE = ("page", "page.txt", "text/plain", b"a page")
+
+    @pytest.mark.parametrize("parser", [JsonInAField, JsonAsFields, AllInOne, OfAnotherFamily])
+    @pytest.mark.parametrize("files", [[], [PAGE]], ids=["fields alone", "with a file"])
+    @every_rest_way
+    def test_every_field_counts(self, site, way, parser, files):
+        handler = Handling(answers())
+        site.add(way(handler, {}, parser_classes=[parser]))
+
+        def order(**fields):
+            return send(site, [("data", json.dumps(fields))], files)
+
+        first = order(amount=1, to=["ann", {"bank": None}])
+        assert first.status_code == 201
+        assert_replays(order(to=["ann", {"bank": None}], amount=1), first)
+        for other in (
+            {"amount": 1000, "to": ["ann", {"bank": None}]},
+            {"amount": "1", "to": ["ann", {"bank": None}]},
+            {"amount": 1, "to": ["bob", {"bank": None}]},
+            {"amount": 1, "to": ["ann", {"bank": 0}]},
+            {"amount": 1},
+        ):
+            assert problem(order(**other)) == "key-reused", other
+        assert handler.entered == 1
+
+    @pytest.mark.parametrize("parser", [JsonInAField, JsonAsFields, AllInOne, OfAnotherFamily])
+    @every_rest_way
+    def test_every_file_counts(self, site, way, parser):
+        site.add(way(Handling(answers()), {}, parser_classes=[parser]))
+        first = send(site, [("data", '{"a": 1}')], [self.PAGE])
+        assert_replays(send(site, [("data", '{"a": 1}')], [self.PAGE]), first)
+        for files in ([], [(*self.PAGE[:3], b"a Page")], [self.PAGE, self.PAGE]):
+            assert problem(send(site, [("data", '{"a": 1}')], files)) == "key-reused"
+
+    def test_what_is_too_deep_to_be_compared_is_refused(self, site):
+        class Deep(JsonInAField):
+            def made_of(self, fields, files):
+                for _ in range(sys.getrecursionlimit()):
+                    fields = [fields]
+                return {"deep": fields}
+
+        handler = Handling(answers())
+        site.add(viewset(handler, {}, parser_classes=[Deep]))
+        assert problem(send(site, [("data", "{}")])) == "malformed-body"
+        assert handler.entered == 0
 
 
 class TestOtherBodies:
