@@ -205,12 +205,17 @@ class Leased:
     def release(self) -> bool:
         self.before_seal()
         self._transactions.roll_back()
-        try:
-            return self._store.release(self._claim.id, self._claim.owner_token)
-        except DatabaseFailure:
-            # Not lost: the lease ends by itself and the next attempt takes over.
-            logger.exception("%s could not be released; its lease ends within %g s.", self._claim.id, self._claim.lease)
-            return False
+        for again in (True, False):
+            try:
+                return self._store.release(self._claim.id, self._claim.owner_token)
+            except DatabaseFailure:
+                if not again:
+                    # Not lost: the lease ends by itself and the next attempt takes over.
+                    claim = self._claim
+                    logger.exception("%s could not be released; its lease ends within %g s.", claim.id, claim.lease)
+                # A session that was ended while it was idle shows so at its next statement. A new one may still be had.
+                connections[self._store.alias].close_if_unusable_or_obsolete()
+        return False
 
 
 MODES: dict[IdempotencyMode, type[Atomic | Leased]] = {

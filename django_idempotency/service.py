@@ -35,7 +35,7 @@ from .failpoints import hit
 from .models import IdempotencyKey
 from .modes import MODES, Mode, RequestTransactions
 from .storage import Store, store_for
-from .storage.transactions import cannot_commit, passing, sqlstate
+from .storage.transactions import cannot_commit, is_lost, passing, sqlstate
 
 logger = logging.getLogger("django_idempotency")
 
@@ -311,8 +311,7 @@ def _check_lapsed(record: Record) -> None:
 
 def _database_refused(error: Exception) -> bool:
     """Whether the server itself said no to a COMMIT, and not a connection that broke: nothing is committed."""
-    state = sqlstate(error)
-    return isinstance(error, IntegrityError) or (state is not None and not state.startswith(("08", "57P")))
+    return isinstance(error, IntegrityError) or not is_lost(sqlstate(error))
 
 
 def _kind(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 
@@ -102,7 +102,15 @@ _PASSING = {
 
 def passing(error: BaseException) -> str | None:
     """What to tell an operator about an error of the database that a repetition of the whole request gets past."""
-    return _PASSING.get(sqlstate(error) or "")
+    state = sqlstate(error)
+    if is_lost(state) and isinstance(error, OperationalError) and hasattr(error.__cause__, "sqlstate"):
+        return "its session was ended: by a restart, a failover, an administrator, or the network"
+    return _PASSING.get(state or "")
+
+
+def is_lost(state: str | None) -> bool:
+    """Whether this SQLSTATE, or none at all, is that of a session that is gone; what it was doing may be done."""
+    return state is None or state.startswith(("08", "57P"))
 
 
 def within_test_case(connection: BaseDatabaseWrapper) -> bool:
