@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.utils.decorators import method_decorator
 from django.views import View
-from django.views.decorators.cache import never_cache
+from django.views.decorators.clickjacking import xframe_options_deny as no_frames
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 from rest_framework.decorators import action, api_view
@@ -98,10 +98,10 @@ WORKS = {
     "mixin in front of a mixin": lambda: view_class(
         IdempotencyMixin, LoginRequiredMixin, APIView, post=handler()
     ).as_view(),
-    "mixin, class decorated": lambda: method_decorator(never_cache, name="dispatch")(
+    "mixin, class decorated": lambda: method_decorator(no_frames, name="dispatch")(
         view_class(IdempotencyMixin, APIView, post=handler())
     ).as_view(),
-    "mixin, view decorated": lambda: never_cache(view_class(IdempotencyMixin, APIView, post=handler()).as_view()),
+    "mixin, view decorated": lambda: no_frames(view_class(IdempotencyMixin, APIView, post=handler()).as_view()),
     # the mark
     "mark": lambda: viewset(idempotent(handler("create")), None),
     "mark with parentheses": lambda: viewset(idempotent()(handler("create"))),
@@ -112,7 +112,7 @@ WORKS = {
     "mark below a decorator": lambda: viewset(with_wraps(idempotent(handler("create")))),
     "mark above a decorator": lambda: viewset(idempotent(with_wraps(handler("create")))),
     "mark above a careless decorator": lambda: viewset(idempotent(without_wraps(handler("create")))),
-    "mark below method_decorator": lambda: viewset(method_decorator(never_cache)(idempotent(handler("create")))),
+    "mark below method_decorator": lambda: viewset(method_decorator(no_frames)(idempotent(handler("create")))),
     "mark through method_decorator": lambda: method_decorator(idempotent(), name="post")(
         view_class(IdempotencyMixin, APIView, post=handler(), **NONE)
     ).as_view(),
@@ -123,7 +123,7 @@ WORKS = {
     "above api_view": lambda: idempotent(api_view(["POST"])(lambda request: acts())),
     "above api_view, with fields": lambda: idempotent(required=True)(api_view(["POST"])(lambda request: acts())),
     "above a decorated function": lambda: idempotent(api_view(["POST"])(with_wraps(lambda request: acts()))),
-    "above api_view, below a decorator": lambda: never_cache(idempotent(api_view(["POST"])(lambda request: acts()))),
+    "above api_view, below a decorator": lambda: no_frames(idempotent(api_view(["POST"])(lambda request: acts()))),
     "above as_view": lambda: idempotent(view_class(APIView, post=handler()).as_view()),
     # plain views
     "function": lambda: idempotent_view(plain_function()),
@@ -195,7 +195,7 @@ REFUSED_WHEN_MADE = {
     "idempotent_view on a viewset's view": lambda: idempotent_view(viewset(handler("create"))),
     "idempotent_view on api_view": lambda: idempotent_view(api_view(["POST"])(lambda request: acts())),
     "idempotent_view far above api_view": lambda: idempotent_view(
-        never_cache(api_view(["POST"])(lambda request: acts()))
+        no_frames(api_view(["POST"])(lambda request: acts()))
     ),
     "idempotent_view over idempotent": lambda: idempotent_view(idempotent(api_view(["POST"])(lambda request: acts()))),
     "idempotent_view on an asynchronous function": lambda: idempotent_view(asynchronous),
