@@ -7,17 +7,19 @@ looked at. What comes out of ``finalize_response`` is sealed as the project made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import patch_vary_headers
 from django.views import View
 from rest_framework.parsers import BaseParser, FileUploadParser, MultiPartParser
-from rest_framework.renderers import BrowsableAPIRenderer
+from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
@@ -27,7 +29,7 @@ from rest_framework.views import APIView
 from ..conf import current
 from ..core.errors import IdempotencyError
 from ..core.fingerprint import Body, Content
-from ..core.policy import SAFE_METHODS, IdempotencyPolicy, ResolvedPolicy
+from ..core.policy import SAFE_METHODS, UNSAFE_METHODS, IdempotencyPolicy, ResolvedPolicy
 from ..core.scope import operation_name
 from ..core.states import RecordedResponse
 from ..http.atomic_requests import take_out, transactions_of
@@ -52,7 +54,11 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+logger = logging.getLogger("django_idempotency")
+
 Handler = Callable[..., HttpResponseBase]
+
+_ACTING = tuple(method.lower() for method in sorted(UNSAFE_METHODS))
 
 
 @dataclass
@@ -60,6 +66,9 @@ class _Passage:
     """What is remembered of one request between the guard and the end of ``dispatch``."""
 
     exchange: Exchange
+    entered: bool = False
+    """Once, also where a dispatch behind ours tries again."""
+    running: bool = False
     unreadable: IdempotencyError | None = None
     answer: HttpResponse | None = None
     exception: Exception | None = None
@@ -100,6 +109,7 @@ class IdempotencyMixin(_Base):
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         view = super().as_view(*args, **initkwargs)
+        _refuse_asynchronous(cls, getattr(view, "actions", None))
         take_out(view)
         return view
 
@@ -149,42 +159,63 @@ class IdempotencyMixin(_Base):
             passage.exchange.open()
             try:
                 passage.unreadable = _read_ahead(request, self.parser_classes)
-                name = (request.method or "").lower()
-                handler = getattr(self, name, None) if name in self.http_method_names else None
-                if handler is not None:
-                    setattr(self, name, _Guarded(handler, partial(self._guard, handler, passage)))
-                return self._conclude(passage, super().dispatch(request, *args, **kwargs))
+                self._guard_handlers(passage, request)
+                return self._conclude(passage, self._pass_on(passage, request, *args, **kwargs))
             except BaseException as error:
                 passage.exchange.abandon(error)
                 raise
         except IdempotencyError as error:
-            return self.get_idempotency_error_response(error)
+            return self._refusal(error)
+
+    def _pass_on(self, passage: _Passage, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        try:
+            return super().dispatch(request, *args, **kwargs)
+        except Exception:
+            if passage.answer is None:
+                raise
+            # A finalize_response may rely on data that only the handler gives. The record stands all the same.
+            logger.exception("finalize_response failed on a recorded answer or a refusal, which is sent without it.")
+            return passage.answer
+
+    def _guard_handlers(self, passage: _Passage, request: HttpRequest) -> None:
+        # All that act, since a view may choose another method than the present one: that which a header names, say.
+        for name in {*_ACTING, (request.method or "").lower()}:
+            handler = getattr(self, name, None) if name in self.http_method_names else None
+            if handler is not None:
+                setattr(self, name, _Guarded(handler, partial(self._guard, handler, passage)))
 
     def _guard(
         self, handler: Handler, passage: _Passage, request: Request, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        policy = self._policy_for(handler, request)
+        if passage.running:  # one handler passes the request on to another one
+            return handler(request, *args, **kwargs)
+        policy = None if passage.entered else self._policy_for(handler, request)
+        passage.entered = True
         if policy is not None:
             try:
                 passage.answer = passage.exchange.admit(policy, self._asking(passage, request, policy))
             except IdempotencyError as error:
-                passage.answer = self.get_idempotency_error_response(error)
+                passage.answer = self._refusal(error)
         if passage.answer is not None:
             # Stands in for the answer in finalize_response, which a plain HttpResponse would crash in some projects.
             return Response({}, status=passage.answer.status_code)
+        passage.running, passage.exception = True, None
         try:
             return handler(request, *args, **kwargs)
         except Exception as error:
             passage.exception = error
             passage.exchange.undo()
             raise
+        finally:
+            passage.running = False
 
     def _policy_for(self, handler: Handler, request: Request) -> ResolvedPolicy | None:
         policy, mark = self.get_idempotency_policy(), mark_of(handler)
         if mark is not None:
             put_in_force(request, mark)
             policy = mark.over(policy)
-        method = request.method
+        # In capitals, also where something in front of the view took it from a header as it was written.
+        method = (request.method or "").upper()
         if policy is None or method in SAFE_METHODS:
             return None
         resolved = current().resolve(policy)
@@ -212,16 +243,34 @@ class IdempotencyMixin(_Base):
         try:
             return passage.exchange.conclude(response, passage.exception, _rendered, self._recorded)
         except IdempotencyError as error:
-            problem = self.get_idempotency_error_response(error)
+            problem = self._refusal(error)
             patch_vary_headers(problem, [field.strip() for field in response.get("Vary", "").split(",") if field])
             return problem
+
+    def _refusal(self, error: IdempotencyError) -> HttpResponse:
+        answer = self.get_idempotency_error_response(error)
+        if isinstance(answer, Response) and not answer.is_rendered:
+            # An override that answers as views do, where no finalize_response follows.
+            response = cast("Any", answer)
+            renderer = _machine_readable(getattr(self.request, "accepted_renderer", None), self)
+            response.accepted_renderer, response.accepted_media_type = renderer, renderer.media_type
+            response.renderer_context = self.get_renderer_context()
+            response.render()
+        return answer
 
     def _recorded(self, response: HttpResponseBase, policy: ResolvedPolicy) -> RecordedResponse:
         """What a retry receives: of a browsable page, the representation that it was built around."""
         page = getattr(response, "accepted_renderer", None)
         if not isinstance(page, BrowsableAPIRenderer):
             return capture(response, policy)
-        return capture(_representation(cast("Response", response), page.get_default_renderer(self)), policy)
+        return capture(_representation(cast("Response", response), _machine_readable(page, self)), policy)
+
+
+def _machine_readable(renderer: BaseRenderer | None, view: APIView) -> BaseRenderer:
+    """The renderer that a page for people is built around, which may be the only one of the view."""
+    if isinstance(renderer, BrowsableAPIRenderer):
+        renderer = renderer.get_default_renderer(view)
+    return renderer or JSONRenderer()
 
 
 def _rendered(response: HttpResponseBase) -> HttpResponseBase:
@@ -283,6 +332,15 @@ def _representation_parameters(request: Request) -> set[str]:
     version = getattr(request.versioning_scheme, "version_param", None)
     names = (api_settings.FORMAT_SUFFIX_KWARG, api_settings.URL_FORMAT_OVERRIDE, version)
     return {name for name in names if name}
+
+
+def _refuse_asynchronous(cls: type[APIView], actions: Mapping[str, str] | None) -> None:
+    """:raises TypeError: what the guard would get of a handler is a coroutine, which has not run yet."""
+    for name in {*cls.http_method_names, *(actions or {}).values()}:
+        if iscoroutinefunction(getattr(cls, name, None)):
+            raise TypeError(
+                f"IdempotencyMixin does not protect asynchronous handlers, such as {cls.__qualname__}.{name}, yet."
+            )
 
 
 def _check_order(cls: type) -> None:

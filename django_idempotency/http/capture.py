@@ -88,8 +88,11 @@ def _uncompress(response: HttpResponse) -> None:
 def put_into(response: HttpResponseBase, answer: HttpResponse) -> HttpResponseBase:
     """Give ``response``, which the project has finished, the status, bytes and headers of ``answer``.
 
-    Its own headers stay where the answer has none of that name; both sides of Vary count.
+    Its own headers stay where the answer has none of that name; both sides of Vary count. A stream has no bytes that
+    could be replaced: the answer goes alone.
     """
+    if response is answer or response.streaming:
+        return answer
     answered = cast("HttpResponse", response)
     answered.status_code = answer.status_code
     answered.content = answer.content

@@ -77,7 +77,8 @@ def _protected(view: Any, policy: IdempotencyPolicy) -> Any:
 
     def _answer(exchange: Exchange, request: HttpRequest, args: Any, kwargs: Any) -> HttpResponseBase:
         resolved = current().resolve(policy)
-        if request.method in resolved.methods:
+        # In capitals, also where something in front of the view took it from a header as it was written.
+        if request.method and request.method.upper() in resolved.methods:
             asking = Asking(
                 key=lambda: read_key(request),
                 principal=lambda: (resolved.scope or _user)(request),
