@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
-from contextlib import ExitStack
 from typing import Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFailure, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import renewal
 from .core.states import Claim, ClaimAnswer, IdempotencyMode, Record, Verdict
@@ -31,7 +31,7 @@ class RequestTransactions:
     def __init__(self, opted_out: Container[str] = (), reopened: Callable[[], None] = lambda: None) -> None:
         self._opted_out = opted_out
         self._reopened = reopened
-        self._stack = ExitStack()
+        self._blocks: dict[str, transaction.Atomic] = {}
         self._outermost: dict[str, bool] = {}
 
     def open(self, *extra: str) -> None:
@@ -39,10 +39,12 @@ class RequestTransactions:
         configured = [alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"]]
         for alias in (*(alias for alias in configured if alias not in self._opted_out), *extra):
             if alias not in self._outermost:
-                refuse_outer_block(alias)
-                outermost = not connections[alias].in_atomic_block
-                self._stack.enter_context(transaction.atomic(using=alias, durable=True))
-                self._outermost[alias] = outermost
+                connection = connections[alias]
+                refuse_outer_block(connection)
+                outermost = not connection.in_atomic_block
+                block = transaction.atomic(using=alias, durable=True)
+                block.__enter__()
+                self._blocks[alias], self._outermost[alias] = block, outermost
 
     def reopen(self, *extra: str) -> None:
         self.open(*extra)
@@ -53,28 +55,36 @@ class RequestTransactions:
         return self._outermost[alias]
 
     def commit(self) -> None:
-        self._taken().close()
+        self._end(None)
 
     def roll_back(self) -> None:
         try:
-            self._taken().__exit__(_RolledBack, _RolledBack(), None)
+            self._end(_RolledBack())
         except DatabaseFailure:
             # Out of reach, the database rolls back by itself; the answer must not depend on being told so.
             logger.exception("A transaction could not be rolled back in an orderly way.")
 
-    def _taken(self) -> ExitStack:
-        stack, self._stack, self._outermost = self._stack, ExitStack(), {}
-        return stack
+    def _end(self, reason: BaseException | None) -> None:
+        """As nested ``with`` blocks end, the inner before the outer: where one fails, those around it roll back."""
+        blocks, self._blocks, self._outermost = self._blocks, {}, {}
+        failure: BaseException | None = None
+        for block in reversed(blocks.values()):
+            cause = failure or reason
+            try:
+                block.__exit__(type(cause) if cause else None, cause, cause.__traceback__ if cause else None)
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failure = error
+        if failure is not None:
+            raise failure
 
 
-def refuse_outer_block(alias: str) -> None:
+def refuse_outer_block(connection: BaseDatabaseWrapper) -> None:
     """:raises ImproperlyConfigured: somebody else's transaction is open, whose end would decide over ours."""
-    connection = connections[alias]
     if connection.in_atomic_block and not within_test_case(connection):
         raise ImproperlyConfigured(
-            f"An atomic() block on {alias!r} is open around an idempotent view: rolled back after the answer was sent, "
-            "it would undo what that answer says. Remove it (look for a decorator or a middleware); the view gets a "
-            "transaction anyway."
+            f"An atomic() block on {connection.alias!r} is open around an idempotent view: rolled back after the "
+            "answer was sent, it would undo what that answer says. Remove it (look for a decorator or a middleware); "
+            "the view gets a transaction anyway."
         )
 
 
@@ -178,7 +188,7 @@ class Leased:
 
     def claim(self) -> ClaimAnswer:
         self._transactions.commit()
-        refuse_outer_block(self._store.alias)
+        refuse_outer_block(connections[self._store.alias])
         return self._store.claim_committed(self._claim)
 
     def take_over(self, record: Record) -> bool:

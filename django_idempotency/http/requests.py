@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -15,6 +16,7 @@ from django.core.exceptions import (
     TooManyFieldsSent,
     TooManyFilesSent,
 )
+from django.db.models import Model
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 from django.http.multipartparser import MultiPartParserError
 from django.utils.datastructures import MultiValueDict
@@ -39,7 +41,7 @@ def read_key(request: HttpRequest) -> str | None:
 
     :raises MalformedKey: the header is there and is no key. Never treated as absent.
     """
-    raw = request.META.get(_meta_name())
+    raw = request.META.get(_meta_name(current().HEADER))
     if raw is None:
         return None
     try:
@@ -50,11 +52,11 @@ def read_key(request: HttpRequest) -> str | None:
 
 def has_key(request: HttpRequest) -> bool:
     """Whether the header is there, well-formed or not."""
-    return _meta_name() in request.META
+    return _meta_name(current().HEADER) in request.META
 
 
-def _meta_name() -> str:
-    header: str = current().HEADER
+@cache
+def _meta_name(header: str) -> str:
     return "HTTP_" + header.upper().replace("-", "_")
 
 
@@ -67,7 +69,7 @@ def principal_of(user: Any) -> str | None:
 
 
 def counted_headers(request: HttpRequest, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((name.lower(), request.headers.get(name, "")) for name in sorted(names))
+    return tuple((name.lower(), request.headers.get(name, "")) for name in sorted(names)) if names else ()
 
 
 def read_body(request: HttpRequest) -> Body:
@@ -178,11 +180,16 @@ def _translated(error: Exception) -> Exception:
     )
 
 
-def text_kwargs(kwargs: Mapping[str, Any], leave_out: Iterable[str] = ()) -> dict[str, str]:
-    return {name: str(value) for name, value in kwargs.items() if name not in leave_out and value is not None}
+def text_kwargs(kwargs: Mapping[str, Any], leave_out: Iterable[str | None] = ()) -> dict[str, str]:
+    return {name: argument(value) for name, value in kwargs.items() if name not in leave_out and value is not None}
 
 
-def without_parameters(query: str, names: Iterable[str]) -> str:
+def argument(value: Any) -> str:
+    """What the URL named. A converter may have looked up a row, whose text can change, and be that of another one."""
+    return f"{value._meta.label_lower}:{value.pk}" if isinstance(value, Model) else str(value)
+
+
+def without_parameters(query: str, names: Iterable[str | None]) -> str:
     """A query string without parameters that choose a representation and not a meaning."""
     left_out = set(names)
     if not query or not left_out:

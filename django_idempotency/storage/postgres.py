@@ -57,9 +57,10 @@ class PostgresStore:
             savepoint=savepoint,
         )
         arguments = (claim.id, claim.scope, claim.key, claim.fingerprint, claim.owner_token)
-        answer = json.loads(self._value(statement, arguments))
-        standing = answer.get("record")
-        return ClaimAnswer(Verdict(answer["verdict"]), standing and _record(claim.id, standing))
+        answer: str = self._value(statement, arguments)
+        if answer.startswith("{"):
+            return ClaimAnswer(Verdict.FOUND, _record(claim.id, answer))
+        return ClaimAnswer(Verdict(answer))
 
     def claim_committed(self, claim: Claim) -> ClaimAnswer:
         # In autocommit, a statement is a transaction of its own, in most projects a READ COMMITTED one.
@@ -101,7 +102,7 @@ class PostgresStore:
 
     def find(self, id: UUID) -> Record | None:
         found = self._value(_FIND, (id,))
-        return None if found is None else _record(id, json.loads(found))
+        return None if found is None else _record(id, found)
 
     def _value(self, statement: str, arguments: tuple[Any, ...]) -> Any:
         """The only column of the only row; None where there is no row."""
@@ -153,8 +154,9 @@ def renew(connection: Any, leases: list[tuple[UUID, UUID, float]]) -> set[UUID]:
         return {row[0] for row in cursor.fetchall()}
 
 
-def _record(id: UUID, standing: dict[str, Any]) -> Record:
-    """A record in the JSON of ``sql/record_v1.sql`` as a value."""
+def _record(id: UUID, text: str) -> Record:
+    """The JSON of ``sql/record_v1.sql`` as a value."""
+    standing = json.loads(text)
     body = standing["response_body"]
     columns = standing | {
         "id": id,

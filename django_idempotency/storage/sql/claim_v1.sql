@@ -16,7 +16,7 @@ CREATE FUNCTION idempotency_claim_v1(
     p_lease double precision,  -- seconds
     p_max_wait double precision,  -- seconds
     p_limit_silence boolean  -- the open transaction will carry the effect: end it when its client falls silent
-) RETURNS text LANGUAGE plpgsql  -- {"verdict": ...} in JSON, and what stands as "record" where the verdict is "found"
+) RETURNS text LANGUAGE plpgsql  -- 'claimed', 'waited', 'wrong_isolation', or the record that stands
 -- A vacuumed empty leaf makes a sequential scan look free; the cached plan would keep it when the leaf has filled.
 SET enable_seqscan = off
 -- For what is locked before the body begins, such as the type of a row. Changed below, put back when the function ends.
@@ -31,7 +31,7 @@ DECLARE
     ignored text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RETURN '{"verdict": "wrong_isolation"}';
+        RETURN 'wrong_isolation';
     END IF;
     IF p_limit_silence THEN
         ignored := idempotency_limit_silence_v1(p_lease);
@@ -40,8 +40,7 @@ BEGIN
     WHILE waited < p_max_wait LOOP
         ignored := set_config('lock_timeout', idempotency_milliseconds_v1(p_max_wait - waited), true);
 
-        SELECT json_build_object('verdict', 'found', 'record', idempotency_record_v1(k)) INTO standing
-        FROM idempotency_key AS k
+        SELECT idempotency_record_v1(k) INTO standing FROM idempotency_key AS k
         WHERE k.id = p_id AND (k.state = 'in_flight' OR k.expires_at > clock_timestamp());
         IF FOUND THEN
             RETURN standing;
@@ -78,8 +77,8 @@ BEGIN
             -- Left in place, an expired record would collide with the new one at the seal, after the effect.
             DELETE FROM idempotency_key_sealed AS k WHERE k.id = p_id AND k.expires_at <= clock_timestamp();
         END IF;
-        RETURN '{"verdict": "claimed"}';
+        RETURN 'claimed';
     END LOOP;
-    RETURN '{"verdict": "waited"}';
+    RETURN 'waited';
 END
 $$;
