@@ -24,6 +24,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
 from rest_framework.utils.mediatypes import media_type_matches
+from rest_framework.versioning import QueryParameterVersioning, URLPathVersioning
 from rest_framework.views import APIView
 
 from ..conf import current
@@ -132,13 +133,17 @@ class IdempotencyMixin(_Base):
 
     def get_idempotency_fingerprint(self, request: Request, policy: ResolvedPolicy) -> Content:
         """What tells this request from another one under the same key."""
-        leave_out, http = _representation_parameters(request), _http(request)
+        http, scheme = _http(request), request.versioning_scheme
+        # What chooses a format or a version of the same operation. Under another scheme a "version" is a thing's own.
+        suffix, override = api_settings.FORMAT_SUFFIX_KWARG, api_settings.URL_FORMAT_OVERRIDE
+        in_path = scheme.version_param if isinstance(scheme, URLPathVersioning) else None
+        in_query = scheme.version_param if isinstance(scheme, QueryParameterVersioning) else None
         return Content(
             method=http.method or "",
             principal=principal_of(request.user) or "",
             body=_body(request),
-            url_kwargs=text_kwargs(self.kwargs, leave_out),
-            query=without_parameters(http.META.get("QUERY_STRING", ""), leave_out),
+            url_kwargs=text_kwargs(self.kwargs, (suffix, in_path)),
+            query=without_parameters(http.META.get("QUERY_STRING", ""), (override, in_query)),
             headers=counted_headers(http, policy.fingerprint.headers),
         )
 
@@ -325,13 +330,6 @@ def _body(request: Request) -> Body:
     if isinstance(parser, MultiPartParser | FileUploadParser) or (parser and _is_multipart(_http(request))):
         return uploaded(request)
     return raw_body(_http(request))
-
-
-def _representation_parameters(request: Request) -> set[str]:
-    """Names of URL arguments and parameters that choose a format or a version of the same operation."""
-    version = getattr(request.versioning_scheme, "version_param", None)
-    names = (api_settings.FORMAT_SUFFIX_KWARG, api_settings.URL_FORMAT_OVERRIDE, version)
-    return {name for name in names if name}
 
 
 def _refuse_asynchronous(cls: type[APIView], actions: Mapping[str, str] | None) -> None:

@@ -22,7 +22,7 @@ from .atomic_requests import take_out, transactions_of
 from .exchange import Asking, Exchange
 from .layers import beneath, dotted, own_attribute
 from .problems import problem_response
-from .requests import counted_headers, principal_of, read_body, read_key, text_kwargs
+from .requests import argument, counted_headers, principal_of, read_body, read_key, text_kwargs
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -139,7 +139,7 @@ def _user(request: HttpRequest) -> str | None:
 
 
 def _content(request: HttpRequest, policy: ResolvedPolicy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Content:
-    positional = {str(position): str(value) for position, value in enumerate(args)}
+    positional = {str(position): argument(value) for position, value in enumerate(args)}
     return Content(
         method=request.method or "",
         principal=_user(request) or "",

@@ -204,6 +204,21 @@ class TestRepresentations:
         assert again.headers["Content-Type"] == first.headers["Content-Type"]
         assert handler.entered == 1
 
+    @pytest.mark.parametrize("scheme", [None, AcceptHeaderVersioning, QueryParameterVersioning])
+    def test_what_is_only_called_a_version_is_an_argument(self, site, scheme):
+        handler = Handling(answers())
+        site.urlpatterns.append(path("drafts/<str:version>/", viewset(handler, {}, versioning_class=scheme)))
+        first = site.send(to="/drafts/1/")
+        assert problem(site.send(to="/drafts/2/")) == "key-reused"
+        assert_replays(site.send(to="/drafts/1/"), first)
+
+    @pytest.mark.parametrize("scheme", [None, AcceptHeaderVersioning, URLPathVersioning])
+    def test_what_is_only_called_a_version_is_a_parameter(self, site, scheme):
+        site.urlpatterns.append(path("v<str:version>/", viewset(Handling(answers()), {}, versioning_class=scheme)))
+        first = site.send(to="/v1/?version=a")
+        assert problem(site.send(to="/v1/?version=b")) == "key-reused"
+        assert_replays(site.send(to="/v1/?version=a"), first)
+
     @every_rest_way
     def test_vary_is_kept(self, site, way):
         site.add(way(Handling(answers(201, {"Vary": "X-Tenant"})), {}))

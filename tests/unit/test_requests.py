@@ -6,6 +6,7 @@ import hashlib
 import io
 import tracemalloc
 from urllib.parse import urlencode
+from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
@@ -118,6 +119,23 @@ def test_nobody_else_has_a_name(user):
 # --- headers and URL ---
 
 
+@pytest.mark.parametrize(
+    ("value", "key"), [(5, "5"), (UUID(int=5), "00000000-0000-0000-0000-000000000005"), (None, None)]
+)
+def test_a_key_that_something_in_front_of_the_view_put_there(value, key):
+    request = post()
+    request.META["HTTP_IDEMPOTENCY_KEY"] = value
+    assert read_key(request) == key
+
+
+@pytest.mark.parametrize("value", [["a"], {"id": "a"}, b"a", True, 1.5])
+def test_what_is_no_key_in_any_form_is_malformed_and_no_crash(value):
+    request = post()
+    request.META["HTTP_IDEMPOTENCY_KEY"] = value
+    with pytest.raises(MalformedKey):
+        read_key(request)
+
+
 def test_headers_that_count_are_found_in_any_case_and_absence_counts_as_empty():
     request = post(headers={"X-Tenant": "a", "Accept-Language": "fr"})
     assert counted_headers(request, ["x-tenant", "X-OTHER"]) == (("x-other", ""), ("x-tenant", "a"))
@@ -128,6 +146,14 @@ def test_url_arguments_are_text_without_those_that_choose_a_form():
     kwargs = {"pk": 5, "slug": "a", "format": "json", "optional": None}
     assert text_kwargs(kwargs) == {"pk": "5", "slug": "a", "format": "json"}
     assert text_kwargs(kwargs, ["format"]) == {"pk": "5", "slug": "a"}
+
+
+def test_a_row_that_a_converter_looked_up_is_named_by_its_key_and_not_by_its_text():
+    one, other = User(pk=1, username="ann"), User(pk=2, username="ann")
+    assert str(one) == str(other)
+    assert text_kwargs({"who": one}) == {"who": "auth.user:1"}
+    one.username = "renamed"
+    assert text_kwargs({"who": one}) == {"who": "auth.user:1"} != text_kwargs({"who": other})
 
 
 @pytest.mark.parametrize(
