@@ -163,7 +163,8 @@ class IdempotencyMixin(_Base):
         try:
             passage.exchange.open()
             try:
-                passage.unreadable = _read_ahead(request, self.parser_classes)
+                if self._may_be_keyed(request):
+                    passage.unreadable = _read_ahead(request, self.parser_classes)
                 self._guard_handlers(passage, request)
                 return self._conclude(passage, self._pass_on(passage, request, *args, **kwargs))
             except BaseException as error:
@@ -181,6 +182,10 @@ class IdempotencyMixin(_Base):
             # A finalize_response may rely on data that only the handler gives. The record stands all the same.
             logger.exception("finalize_response failed on a recorded answer or a refusal, which is sent without it.")
             return passage.answer
+
+    def _may_be_keyed(self, request: HttpRequest) -> bool:
+        # A project may take the key from elsewhere, and even out of the body.
+        return has_key(request) or type(self).get_idempotency_key is not IdempotencyMixin.get_idempotency_key
 
     def _guard_handlers(self, passage: _Passage, request: HttpRequest) -> None:
         # All that act, since a view may choose another method than the present one: that which a header names, say.
@@ -295,12 +300,12 @@ def _representation(response: Any, renderer: Any) -> HttpResponse:
 
 
 def _read_ahead(request: HttpRequest, parsers: Iterable[type[BaseParser]]) -> IdempotencyError | None:
-    """Keep the bytes of a keyed request before anything parses them: once a parser read the stream they are gone.
+    """Keep the bytes of a request before anything parses them: once a parser read the stream they are gone.
 
     Uploads are left alone: their parsers keep what can be read again, and need no memory for it.
     """
     content_type = request.content_type or ""
-    if request.method in SAFE_METHODS or not has_key(request) or _is_multipart(request):
+    if request.method in SAFE_METHODS or _is_multipart(request):
         return None
     parser = next((each for each in parsers if _takes(each, content_type)), BaseParser)
     if issubclass(parser, FileUploadParser):
