@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.core.management import call_command
 from django.db import connections
@@ -26,7 +28,8 @@ def begin(settings):
         settings.IDEMPOTENCY = {"DATABASES": ["default", alias]}
         execution = Execution(RequestTransactions())
         intent = Intent("auth.user:5 charge:POST", key, Content(method="POST", principal="", body=EmptyBody()))
-        return execution.claim(intent, current().resolve(IdempotencyPolicy(using=alias, mode=mode))) or execution
+        policy = IdempotencyPolicy(using=alias, mode=mode, max_wait=timedelta(seconds=0.1))
+        return execution.claim(intent, current().resolve(policy)) or execution
 
     return begin
 
@@ -73,14 +76,23 @@ def test_a_table_that_was_never_migrated(lab, alias_of, begin, mode):
 
 @pytest.mark.parametrize("mode", IdempotencyMode)
 @pytest.mark.parametrize("lock", ["SHARE", "ACCESS EXCLUSIVE"])
-def test_a_table_that_is_locked_by_ddl(lab, alias_of, begin, mode, lock):
-    alias, administrator = alias_of(), lab.session()
+def test_a_table_that_is_locked_by_ddl(lab, begin, mode, lock):
+    alias, administrator = lab.session(), lab.session()
+    begin(alias, mode).abandon()
     lab.do("BEGIN", f"LOCK TABLE idempotency_key IN {lock} MODE", alias=administrator)
     with pytest.raises(StoreUnavailable, match="LockNotAvailable"):
         begin(alias, mode)
     assert not connections[alias].in_atomic_block
     lab.do("ROLLBACK", alias=administrator)
     begin(alias, mode).finish(Outcome(201, lambda: CREATED))
+
+
+def test_a_table_that_is_locked_by_ddl_when_a_process_starts(lab, begin):
+    alias, administrator = lab.session(), lab.session()
+    lab.do("BEGIN", "LOCK TABLE idempotency_key IN ACCESS EXCLUSIVE MODE", alias=administrator)
+    with pytest.raises(StoreUnavailable, match="LockNotAvailable"):
+        begin(alias)
+    assert not connections[alias].in_atomic_block
 
 
 def test_the_reason_for_the_log_quotes_no_value_of_a_row(lab, begin, caplog):

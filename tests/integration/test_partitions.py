@@ -453,6 +453,16 @@ def test_a_process_looks_ahead_before_the_cover_becomes_thin(lab, looks, monkeyp
     assert len(looks) == 2
 
 
+def test_a_cover_that_a_slow_view_would_outlast_is_not_enough(lab, looks):
+    alias = lab.aliases[0]
+    just_enough = datetime.now(timezone.utc) + DAY + timedelta(minutes=30)
+    retention._reaches[alias] = retention._Reach(just_enough, float("inf"))
+    ensure_leaf(alias, DAY - timedelta(hours=1))
+    assert looks == []
+    ensure_leaf(alias, DAY)
+    assert len(looks) == 1
+
+
 def test_a_cover_that_is_too_short_is_never_waited_out(lab, looks, monkeypatch):
     alias = lab.aliases[0]
     ensure_leaf(alias, DAY)
