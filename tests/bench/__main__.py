@@ -1,0 +1,106 @@
+"""Runs the benchmark and prints its report as Markdown.
+
+python -m tests.bench                          # a few minutes, quiet machine wanted
+python -m tests.bench --sealed 1000000         # and how a claim fares beside a million sealed rows
+python -m tests.bench --output report.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from example_project.postgres import database_url
+from example_project.serving import ApiServer
+
+WORKERS = 2
+
+
+def main() -> None:
+    options = _options()
+    # Commits are waited for as in production: a server of its own is started with PostgreSQL's own settings.
+    database_url(durable=True)
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.settings"
+
+    import django
+
+    django.setup()
+    with _database():
+        text = "\n".join(_report(options)) + "\n"
+    print(text)
+    if options.output is not None:
+        options.output.write_text(text, encoding="utf-8")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=100, help="rounds in which each variant has one block")
+    parser.add_argument("--requests", type=int, default=20, help="requests of each client in a block")
+    parser.add_argument("--clients", type=int, default=4, help="clients at once where throughput is measured")
+    parser.add_argument("--sealed", type=int, default=0, help="sealed rows for the measurement of claims; 0: none")
+    parser.add_argument("--output", type=Path, help="file for the report")
+    return parser.parse_args()
+
+
+@contextmanager
+def _database() -> Iterator[None]:
+    """Tables of the benchmark's own, gone when it ends."""
+    from django.core.management import call_command
+    from django.db import connection, connections
+
+    _drop_databases()
+    with connection._nodb_cursor() as cursor:
+        cursor.execute(f'CREATE DATABASE "{connection.settings_dict["NAME"]}"')
+    try:
+        call_command("migrate", run_syncdb=True, verbosity=0)
+        with connection.cursor() as cursor:
+            cursor.execute(Path(__file__).with_name("floor.sql").read_text(encoding="utf-8"))
+        yield
+    finally:
+        connections.close_all()
+        _drop_databases()
+
+
+def _drop_databases() -> None:
+    from django.db import connection, connections
+
+    with connection._nodb_cursor() as cursor:
+        for each in connections.all():
+            cursor.execute(f'DROP DATABASE IF EXISTS "{each.settings_dict["NAME"]}"')
+
+
+def _report(options: argparse.Namespace) -> Iterator[str]:
+    from . import growth, measure, report
+
+    grown: list[str] = []
+    if options.sealed:
+        growth.fill(options.sealed)
+        grown = ["", *growth.sentences(options.sealed, *growth.measure(options.rounds))]
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.bench.settings", "GUNICORN_CMD_ARGS": "--worker-class sync"}
+    with ApiServer(environment, workers=WORKERS, threads=1) as server:
+        alone = measure.rounds(server, options.rounds, clients=1, requests=options.requests)
+        together = measure.rounds(server, options.rounds, clients=options.clients, requests=options.requests)
+    yield f"`{' '.join(['python -m tests.bench', *sys.argv[1:]])}` on:"
+    yield ""
+    yield from (f"- {fact}" for fact in report.machine())
+    yield ""
+    yield f"One client, {options.rounds} rounds of {options.requests} requests each:"
+    yield ""
+    yield from report.latency_table(alone)
+    yield ""
+    yield "Processor time of the same requests:"
+    yield ""
+    yield from report.processor_table(alone)
+    yield ""
+    yield f"{options.clients} clients at once, {WORKERS} workers:"
+    yield ""
+    yield from report.throughput_table(together)
+    yield from grown
+
+
+if __name__ == "__main__":
+    main()
