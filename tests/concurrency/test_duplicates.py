@@ -10,7 +10,7 @@ import pytest
 from django_idempotency import IdempotencyMode
 from example_project.payments import services
 from tests.support.calls import ask
-from tests.support.leases import states
+from tests.support.leases import let_leases_lapse, states
 from tests.support.payer import effects
 from tests.support.waiting import until_waiting, waiting_sessions
 
@@ -164,6 +164,40 @@ def test_leased_a_key_is_free_only_when_it_is_released(pausing, crowd, payer):
         assert first.result(30).status == 400
     made = ask(good, token=payer.token)
     assert (made.status, made.replayed, effects(good)) == (201, False, 1)
+
+
+def test_a_release_that_makes_an_operation_leased_meets_an_atomic_owner(pausing, crowd, payer, configure):
+    request = replace(payer.charge(ATOMIC), path="/api/charges/")
+    configure(MODE=ATOMIC)
+    with pausing.armed("after_effect") as pause:
+        first = crowd.start(ask, request, token=payer.token)
+        pause.wait()
+        configure(MODE=LEASED)
+        second = crowd.start(ask, request, token=payer.token)
+        until_waiting()
+        pause.go()
+    made, replay = first.result(30), second.result(30)
+    assert (made.status, made.replayed) == (201, False)
+    assert (replay.status, replay.replayed, replay.body) == (201, True, made.body)
+    assert effects(request) == 1
+
+
+def test_a_release_that_makes_an_operation_atomic_meets_a_leased_owner(pausing, crowd, payer, configure):
+    request = replace(payer.charge(LEASED), path="/api/charges/")
+    configure(MODE=LEASED)
+    with pausing.armed("after_claim") as pause:
+        first = crowd.start(ask, request, token=payer.token)
+        pause.wait()
+        configure(MODE=ATOMIC)
+        assert is_in_progress(ask(request, token=payer.token))
+        let_leases_lapse()
+        second = ask(request, token=payer.token)
+        assert (second.status, second.replayed) == (201, False)
+        pause.go()
+        late = first.result(30)
+    assert (late.status, late.problem) == (409, "lease-lost")
+    assert ask(request, token=payer.token).body == second.body
+    assert effects(request) == 1
 
 
 @MODES

@@ -12,7 +12,7 @@ from django_idempotency import IdempotencyMode
 from django_idempotency.storage.transactions import own_connection, transaction_on
 from example_project.payments.models import Charge
 from tests.support.calls import ask, call
-from tests.support.leases import states
+from tests.support.leases import let_leases_lapse, states
 from tests.support.payer import effects
 from tests.support.servers import served
 from tests.support.waiting import waiting_sessions
@@ -77,6 +77,21 @@ def test_fifty_requests_on_a_fresh_key(crowd, payer, caplog, mode):
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     retry = ask(request, token=payer.token)
     assert (retry.status, retry.replayed) == (201, True)
+    assert effects(request) == 1
+
+
+def test_of_many_that_find_a_lapsed_lease_one_takes_over(crowd, payer, pausing):
+    request = payer.deposit(IdempotencyMode.LEASED)
+    with pausing.armed("after_effect") as pause:
+        stalled = crowd.start(ask, request, token=payer.token)
+        pause.wait()
+        assert let_leases_lapse() == 1
+        made = one_ran_and_the_rest_agree(crowd.at_once(10, lambda: ask(request, token=payer.token)))
+        pause.go()
+        late = stalled.result(30)
+    assert (late.status, late.problem) == (409, "lease-lost")
+    retry = ask(request, token=payer.token)
+    assert (retry.replayed, retry.body) == (True, made.body)
     assert effects(request) == 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
 from django.db import connection
@@ -28,13 +27,11 @@ def served(environment: Mapping[str, str] | None = None, *, workers: int = 2, th
 
 
 def workers_of(api: ApiServer) -> list[int]:
-    """Processes that serve now."""
-    booted = (int(pid) for pid in re.findall(r"Booting worker with pid: (\d+)", api.log()))
-    return [pid for pid in booted if _lives(pid)]
-
-
-def _lives(pid: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
+    """The processes that serve, by what their master says of them. Those that ended are left out: their numbers may
+    belong to somebody else by now."""
+    booted, ended = re.compile(r"Booting worker with pid: (\d+)"), re.compile(r"Worker (?:exiting )?\(pid: ?(\d+)\)")
+    workers: set[int] = set()
+    for line in api.log().splitlines():
+        workers |= {int(pid) for pid in booted.findall(line)}
+        workers -= {int(pid) for pid in ended.findall(line)}
+    return sorted(workers)
