@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from decimal import Decimal
+from types import FrameType
 
 import pytest
 from hypothesis import given, strategies as st
@@ -408,8 +409,9 @@ def test_no_depth_of_the_callers_stack_lets_a_recursion_error_out():
 
 
 def frames_in_use() -> int:
-    frame, count = sys._getframe(), 0
-    while frame:
+    frame: FrameType | None = sys._getframe()
+    count = 0
+    while frame is not None:
         frame, count = frame.f_back, count + 1
     return count
 

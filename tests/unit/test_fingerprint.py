@@ -8,6 +8,7 @@ import itertools
 import json
 import pickle
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -32,7 +33,8 @@ NOTHING_SHA = hashlib.sha256(b"").hexdigest()
 
 
 def content(body=None, **fields) -> Content:
-    return Content(**{"method": "POST", "principal": "user:5", "body": body or EmptyBody()} | fields)
+    values: dict[str, Any] = {"method": "POST", "principal": "user:5", "body": body or EmptyBody()}
+    return Content(**values | fields)
 
 
 def as_json(value) -> JsonBody:
@@ -49,7 +51,7 @@ def same_body(one, other, **rules) -> bool:
 
 
 def file(**fields) -> FileDigest:
-    defaults = {
+    defaults: dict[str, Any] = {
         "field": "scan",
         "name": "a.pdf",
         "content_type": "application/pdf",
@@ -271,9 +273,7 @@ def test_json_that_a_view_can_tell_apart(one, other):
     assert not same_body(one, other)
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b"{", b'{"a":1,"a":1}', b"[NaN]", b"\xff", b"[" * 10_000 + b"]" * 10_000]
-)
+@pytest.mark.parametrize("raw", [b"", b"{", b'{"a":1,"a":1}', b"[NaN]", b"\xff", b"[" * 10_000 + b"]" * 10_000])
 @pytest.mark.parametrize("rules", [EVERYTHING, FingerprintRules(exclude=("a",))], ids=["all", "some"])
 def test_a_malformed_body_has_no_fingerprint(raw, rules):
     with pytest.raises(MalformedBody):
@@ -505,9 +505,7 @@ def test_rules_are_values():
 # --- files
 
 
-@pytest.mark.parametrize(
-    "fields", [{"sha256": "A" * 64}, {"sha256": "abc"}, {"sha256": "g" * 64}, {"size": -1}]
-)
+@pytest.mark.parametrize("fields", [{"sha256": "A" * 64}, {"sha256": "abc"}, {"sha256": "g" * 64}, {"size": -1}])
 def test_a_digest_is_checked_when_it_is_made(fields):
     with pytest.raises(ValueError, match="must"):
         file(**fields)
