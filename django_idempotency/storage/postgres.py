@@ -16,7 +16,7 @@ from django.db import OperationalError, connections, transaction
 
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Verdict
 from .base import record_from
-from .transactions import sqlstate, transaction_on
+from .transactions import awaits_begin, bringing_begin, sqlstate, transaction_on
 
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s"
@@ -48,7 +48,9 @@ class PostgresStore:
         self.alias = alias
 
     def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
+        begins = savepoint is not None and awaits_begin(connections[self.alias])
         statement = _claim_statement(
+            begins=begins,
             scheme=claim.fingerprint_scheme,
             mode=claim.mode.value,
             lease=claim.lease,
@@ -57,7 +59,7 @@ class PostgresStore:
             savepoint=savepoint,
         )
         arguments = (claim.id, claim.scope, claim.key, claim.fingerprint, claim.owner_token)
-        answer: str = self._value(statement, arguments)
+        answer: str = (self._value_after_begin if begins else self._value)(statement, arguments)
         if answer.startswith("{"):
             return ClaimAnswer(Verdict.FOUND, _record(claim.id, answer))
         return ClaimAnswer(Verdict(answer))
@@ -111,6 +113,14 @@ class PostgresStore:
             row = cursor.fetchone()
             return None if row is None else row[0]
 
+    def _value_after_begin(self, statement: str, arguments: tuple[Any, ...]) -> Any:
+        """The same of a statement that brings along the BEGIN, whose own answer comes first."""
+        connection = connections[self.alias]
+        with bringing_begin(connection), connection.cursor() as cursor:
+            cursor.execute(statement, arguments)
+            cursor.nextset()
+            return cursor.fetchone()[0]
+
 
 def renewable(connection: Any) -> bool:
     """Whether an owner on such a connection can seal what was renewed since its transaction began.
@@ -129,13 +139,13 @@ def renewable(connection: Any) -> bool:
 
 @lru_cache
 def _claim_statement(
-    *, scheme: int, mode: str, lease: float, max_wait: float, limit_silence: bool, savepoint: str | None
+    *, begins: bool, scheme: int, mode: str, lease: float, max_wait: float, limit_silence: bool, savepoint: str | None
 ) -> str:
     claim = (
         "SELECT idempotency_claim_v1(%s, %s, %s, %s, %s, "
         f"{scheme}::smallint, '{mode}', {lease}, {max_wait}, {limit_silence})"
     )
-    return f"{claim}; {savepoint}" if savepoint else claim
+    return "; ".join(filter(None, ("BEGIN" if begins else None, claim, savepoint)))
 
 
 @lru_cache

@@ -1,15 +1,18 @@
-"""The savepoint that undoes a view's writes and keeps its claim.
+"""What travels with a claim and spares it round trips: the BEGIN of its transaction, and the savepoint that undoes a
+view's writes and keeps the claim.
 
-Its SAVEPOINT statement can travel with the claim and spare a round trip. That needs two pieces of Django's private
-bookkeeping, ``run_on_commit`` and ``savepoint_ids``, which are touched here and nowhere else: with our id on the
-connection, ``on_commit`` hooks that the view registered are dropped when its writes are (as with a nested ``atomic``).
-Where several statements cannot share a round trip, a nested ``atomic`` does the same.
+That needs private bookkeeping, which is touched here and nowhere else. Of Django's, ``run_on_commit`` and
+``savepoint_ids``: with our id on the connection, ``on_commit`` hooks that the view registered are dropped when its
+writes are (as with a nested ``atomic``). Of psycopg's, ``_autocommit``, whose property refuses inside a transaction.
+Where any of it is missing, or several statements cannot share a round trip, the driver sends its own BEGIN, and a
+nested ``atomic`` sets the savepoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -86,6 +89,27 @@ def savepoint_on(connection: BaseDatabaseWrapper, *, travelling: bool = True) ->
     return TravellingSavepoint(connection)
 
 
+def awaits_begin(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the driver has yet to begin the open transaction, and would send no more than BEGIN for it."""
+    driver: Any = connection.connection
+    return (
+        getattr(driver, "_autocommit", None) is False
+        and driver.pgconn.transaction_status == _IDLE
+        and driver.isolation_level is driver.read_only is driver.deferrable is None
+    )
+
+
+@contextmanager
+def bringing_begin(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """For a statement that has the BEGIN in it: the driver adds none, and is inside a transaction when it is done."""
+    driver: Any = connection.connection
+    driver._autocommit = True  # noqa: SLF001
+    try:
+        yield
+    finally:
+        driver._autocommit = False  # noqa: SLF001
+
+
 def sqlstate(error: BaseException) -> str | None:
     """The SQLSTATE behind an error of Django's, if the driver gave one."""
     return getattr(error.__cause__, "sqlstate", None)
@@ -126,6 +150,8 @@ def cannot_commit(connection: BaseDatabaseWrapper) -> bool:
     return info is not None and info.transaction_status in _FAILED
 
 
+# libpq: PQTRANS_IDLE, no transaction is open.
+_IDLE = 0
 # libpq: PQTRANS_INERROR and PQTRANS_UNKNOWN, the second of which is a connection that is gone.
 _FAILED = (3, 4)
 
