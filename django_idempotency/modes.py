@@ -33,6 +33,7 @@ class RequestTransactions:
         self._reopened = reopened
         self._blocks: dict[str, transaction.Atomic] = {}
         self._outermost: dict[str, bool] = {}
+        self._depths: dict[str, int] = {}
 
     def open(self, *extra: str) -> None:
         """Begin what is not yet open: the transactions of ATOMIC_REQUESTS, and those on the ``extra`` aliases."""
@@ -45,6 +46,7 @@ class RequestTransactions:
                 block = transaction.atomic(using=alias, durable=True)
                 block.__enter__()
                 self._blocks[alias], self._outermost[alias] = block, outermost
+                self._depths[alias] = len(connection.atomic_blocks)
 
     def reopen(self, *extra: str) -> None:
         self.open(*extra)
@@ -54,8 +56,30 @@ class RequestTransactions:
         """Whether COMMIT follows when this transaction ends, and not the savepoint of a TestCase."""
         return self._outermost[alias]
 
-    def commit(self) -> None:
-        self._end(None)
+    def blocks_within(self) -> dict[str, int]:
+        """How many blocks that are not ours are open within ours."""
+        return {alias: len(connections[alias].atomic_blocks) - depth for alias, depth in self._depths.items()}
+
+    def refuse_inner_blocks(self, *aliases: str) -> None:
+        """:raises ImproperlyConfigured: of two blocks that overlap, neither ends as its owner expects."""
+        within = self.blocks_within()
+        if left := [alias for alias in aliases or within if within[alias]]:
+            raise ImproperlyConfigured(
+                f"An atomic() block on {left[0]!r} was begun within the transaction of an idempotent view, and is open "
+                "where that is to end. Remove it (look for a mixin whose dispatch begins one, behind IdempotencyMixin)."
+            )
+
+    def commit(self, last: str | None = None) -> None:
+        """End with COMMIT, on the alias ``last`` after all others: what is recorded there then speaks for all.
+
+        :raises ImproperlyConfigured: a block within is open still, and nothing is committed.
+        """
+        try:
+            self.refuse_inner_blocks()
+        except ImproperlyConfigured:
+            self.roll_back()
+            raise
+        self._end(None, last)
 
     def roll_back(self) -> None:
         try:
@@ -64,16 +88,20 @@ class RequestTransactions:
             # Out of reach, the database rolls back by itself; the answer must not depend on being told so.
             logger.exception("A transaction could not be rolled back in an orderly way.")
 
-    def _end(self, reason: BaseException | None) -> None:
+    def _end(self, reason: BaseException | None, last: str | None = None) -> None:
         """As nested ``with`` blocks end, the inner before the outer: where one fails, those around it roll back."""
-        blocks, self._blocks, self._outermost = self._blocks, {}, {}
+        within, blocks = self.blocks_within(), self._blocks
+        self._blocks, self._outermost, self._depths = {}, {}, {}
         failure: BaseException | None = None
-        for block in reversed(blocks.values()):
+        for alias in [each for each in reversed(blocks) if each != last] + [each for each in blocks if each == last]:
             cause = failure or reason
-            try:
-                block.__exit__(type(cause) if cause else None, cause, cause.__traceback__ if cause else None)
-            except BaseException as error:  # noqa: BLE001 - raised below
-                failure = error
+            # Django counts blocks: one that somebody left open would end in the place of ours.
+            left_open = connections[alias].atomic_blocks[-within[alias] :] if within[alias] > 0 else []
+            for block in (*reversed(left_open), blocks[alias]):
+                try:
+                    block.__exit__(type(cause) if cause else None, cause, cause.__traceback__ if cause else None)
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    failure = error
         if failure is not None:
             raise failure
 
@@ -111,6 +139,10 @@ class Mode(Protocol):
 
     def before_seal(self) -> None: ...
 
+    def left_open(self) -> bool:
+        """Whether a block that the handler began has not ended, so that COMMIT would not commit."""
+        ...
+
     @property
     def durable(self) -> bool: ...
 
@@ -136,6 +168,7 @@ class Atomic:
 
     def claim(self) -> ClaimAnswer:
         self._transactions.open(self._store.alias)
+        self._transactions.refuse_inner_blocks(self._store.alias)
         savepoint = savepoint_on(connections[self._store.alias])
         answer = self._store.claim(self._claim, limit_silence=self.durable, savepoint=savepoint.statement)
         if answer.verdict is Verdict.CLAIMED:
@@ -161,10 +194,15 @@ class Atomic:
     def before_seal(self) -> None:
         pass
 
+    def left_open(self) -> bool:
+        within = self._transactions.blocks_within()
+        within[self._store.alias] -= self._savepoint.blocks if self._savepoint is not None else 0
+        return any(within.values())
+
     def commit(self) -> None:
         if self._savepoint is not None:
             self._savepoint.forget()
-        self._transactions.commit()
+        self._transactions.commit(last=self._store.alias)
 
     def release(self) -> bool:
         if self._savepoint is not None:
@@ -209,8 +247,11 @@ class Leased:
         if self._renewal is not None:
             self._renewal.stop()
 
+    def left_open(self) -> bool:
+        return any(self._transactions.blocks_within().values())
+
     def commit(self) -> None:
-        self._transactions.commit()
+        self._transactions.commit(last=self._store.alias)
 
     def release(self) -> bool:
         self.before_seal()

@@ -55,11 +55,13 @@ class Outcome:
 
     :param record: makes what a retry will receive. Called only if the outcome is to be sealed.
     :param exception: what the handler raised, where the response was made of that.
+    :param discard: ends what is still going on in a response that is not sent after all.
     """
 
     status: int
     record: Callable[[], RecordedResponse]
     exception: BaseException | None = None
+    discard: Callable[[], None] = lambda: None
 
 
 class Execution:
@@ -210,6 +212,13 @@ class _Owned:
         if broken:
             self.mode.undo()
         response = outcome.record()
+        if self.mode.left_open():
+            logger.error(
+                "%s: an atomic() block that the view began is open still, perhaps in a generator that it streams.",
+                self.claim.id,
+            )
+            outcome.discard()
+            raise BrokenTransaction
         hit("before_seal")
         self.mode.before_seal()
         self._seal(response)

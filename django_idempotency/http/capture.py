@@ -6,7 +6,7 @@ import gzip
 import logging
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, cast
 
@@ -83,6 +83,16 @@ def _uncompress(response: HttpResponse) -> None:
         # Not gzip, whatever the view said: the first client got the same bytes.
         return
     del response["Content-Encoding"]
+
+
+def discard(response: HttpResponseBase) -> None:
+    """End the streams and files of a response that nobody will read. ``close()`` would end the request as well."""
+    closers: list[Callable[[], object]] = getattr(response, "_resource_closers", [])
+    for close in closers:
+        try:
+            close()
+        except Exception:
+            logger.exception("A response that is not sent could not be closed.")
 
 
 def put_into(response: HttpResponseBase, answer: HttpResponse) -> HttpResponseBase:

@@ -20,7 +20,7 @@ from ..core.states import RecordedResponse
 from ..failpoints import hit
 from ..modes import RequestTransactions
 from ..service import Execution, Intent, Outcome
-from .capture import capture, replay
+from .capture import capture, discard, replay
 from .requests import has_key
 
 
@@ -67,11 +67,12 @@ class Exchange:
         """
         try:
             self._transactions.open()
-        except DatabaseFailure as error:
+        except BaseException as error:
+            # What is open by now would stay open in this thread, and fail all requests after this one.
             self._transactions.roll_back()
-            if not has_key(self._request):
-                raise
-            raise StoreUnavailable("the database cannot be reached") from error
+            if isinstance(error, DatabaseFailure) and has_key(self._request):
+                raise StoreUnavailable("the database cannot be reached") from error
+            raise
 
     def admit(self, policy: ResolvedPolicy, asking: Asking) -> HttpResponse | None:
         """None: run the handler. Otherwise the recorded answer.
@@ -116,8 +117,12 @@ class Exchange:
             return response
         hit("after_effect")
         final = render(response)
+        if not isinstance(final, HttpResponseBase):
+            self._execution.abandon()
+            return final  # which Django refuses in words of its own
         _name_language(self._request, final)
-        self._execution.finish(Outcome(final.status_code, lambda: record(final, policy), exception))
+        outcome = Outcome(final.status_code, lambda: record(final, policy), exception, lambda: discard(final))
+        self._execution.finish(outcome)
         return final
 
     def abandon(self, error: BaseException) -> None:

@@ -21,6 +21,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 class TravellingSavepoint:
     """Set by a statement that somebody else sends: put ``statement`` behind theirs, then call ``began``."""
 
+    blocks = 0
+    """How many blocks of Django's it holds open."""
+
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = connection
         # Another one than the waiting hooks were registered under, and yet nearly always the same: the driver keeps
@@ -46,6 +49,7 @@ class NestedSavepoint:
     """The same promise by a nested ``atomic``, in a round trip of its own."""
 
     statement: str | None = None
+    blocks = 1
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = connection
