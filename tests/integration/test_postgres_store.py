@@ -193,6 +193,26 @@ def test_a_lock_of_ddl_in_the_way_of_taking_over_is_an_outage_too(lab, mode):
     assert keys.take_over(claim, rival_of(claim))
 
 
+def test_an_owner_that_ddl_waits_for_is_not_held_up_by_it(lab, crowd):
+    keys, rival, administrator = Keys(lab.session()), Keys(lab.session()), Keys(lab.session())
+    claim = new_claim()
+
+    def change_the_table():
+        with administrator.atomic():
+            lab.do("LOCK TABLE idempotency_key IN ACCESS EXCLUSIVE MODE", alias=administrator.alias)
+
+    with keys.atomic():
+        keys.own(claim)
+        ddl = crowd.start(change_the_table)
+        lab.until_waiting()
+        with pytest.raises(OperationalError) as refused:
+            rival.claim(new_claim(max_wait=0.05))
+        assert sqlstate(refused.value) == LOCK_NOT_AVAILABLE
+        assert keys.seal(claim, durable=True) is Sealing.SEALED
+    ddl.result(PATIENT)
+    assert rival.claim(rival_of(claim)).record.response == CREATED
+
+
 # --- writes to a row that is just moving ---
 
 
