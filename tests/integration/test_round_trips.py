@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connection, connections
-from django.http import HttpResponse, JsonResponse
+from django.http import JsonResponse
 from django.test import Client
 from django.urls import path
 from rest_framework.authentication import BaseAuthentication
@@ -93,7 +93,7 @@ def send(committed, settings):
         settings.ROOT_URLCONF = OneView(view)
         headers = {} if key is None else {"Idempotency-Key": key or str(uuid4())}
         with Wire(connection) as wire:
-            response: HttpResponse = Client().post("/" + query, {}, content_type="application/json", headers=headers)
+            response = Client().post("/" + query, {}, content_type="application/json", headers=headers)
         assert response.status_code == (400 if "refuse" in query else 201), response.content
         return wire.round_trips
 

@@ -36,7 +36,7 @@ class Wire:
     def __enter__(self) -> Self:
         self._connection.ensure_connection()
         driver: Any = self._connection.connection
-        self._traced = driver.pgconn
+        self._traced: Any = driver.pgconn
         try:
             self._traced.trace(self._file.fileno())
         except psycopg.NotSupportedError as reason:
