@@ -48,7 +48,8 @@ class Wire:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         driver: Any = self._connection.connection
-        assert getattr(driver, "pgconn", None) is self._traced, "the connection was closed meanwhile"
+        same = getattr(driver, "pgconn", None) is self._traced
+        assert same, "the connection was closed meanwhile"
         self._traced.untrace()
         self._file.seek(0)
         self._log = self._file.read().decode()
