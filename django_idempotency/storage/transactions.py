@@ -86,6 +86,8 @@ def savepoint_on(connection: BaseDatabaseWrapper, *, travelling: bool = True) ->
         not travelling
         or connection.vendor != "postgresql"
         or connection.settings_dict["OPTIONS"].get("server_side_binding")
+        # They may add statements of their own, and then take the answer of the last one for ours (pghistory does).
+        or connection.execute_wrappers
     ):
         return NestedSavepoint(connection)
     if not (hasattr(connection, "run_on_commit") and hasattr(connection, "savepoint_ids")):

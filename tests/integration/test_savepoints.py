@@ -280,8 +280,29 @@ def test_it_is_nested_elsewhere(shared_lab, sqlite_file):
 def test_it_is_nested_where_django_keeps_other_books(missing):
     books = {"run_on_commit": [], "savepoint_ids": []}
     del books[missing]
-    connection = SimpleNamespace(vendor="postgresql", settings_dict={"OPTIONS": {}}, **books)
+    connection = SimpleNamespace(vendor="postgresql", settings_dict={"OPTIONS": {}}, execute_wrappers=[], **books)
     assert isinstance(savepoint_on(connection), NestedSavepoint)
+
+
+def tells_the_database_who_asks(execute, sql, params, many, context):
+    """A wrapper as audit packages install it: a statement in front, and then the answer of the last one."""
+    if sql.startswith("SELECT"):
+        sql, params = f"SELECT set_config('audit.who', %s, true); {sql}", ("ann", *(params or ()))
+    result = execute(sql, params, many, context)
+    while context["cursor"].nextset():
+        pass
+    return result
+
+
+@pytest.mark.parametrize("ending", [201, 400])
+def test_nothing_travels_through_a_wrapper_of_the_projects(lab, settings, ending):
+    alias = lab.session()
+    with connections[alias].execute_wrapper(tells_the_database_who_asks), owned_key(settings, alias) as execution:
+        assert lab.ask("SELECT current_setting('audit.who')", alias=alias) == "ann"
+        execution.undo()
+        execution.finish(Outcome(ending, lambda: CREATED))
+    assert lab.ask("SELECT count(*) FROM idempotency_key", alias=alias) == (1 if ending == 201 else 0)
+    assert connections[alias].savepoint_ids == []
 
 
 # --- what a transaction is in ---
