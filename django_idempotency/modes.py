@@ -31,22 +31,14 @@ class RequestTransactions:
     def __init__(self, opted_out: Container[str] = (), reopened: Callable[[], None] = lambda: None) -> None:
         self._opted_out = opted_out
         self._reopened = reopened
-        self._blocks: dict[str, transaction.Atomic] = {}
-        self._outermost: dict[str, bool] = {}
-        self._depths: dict[str, int] = {}
+        self._blocks: dict[str, _Block] = {}
 
     def open(self, *extra: str) -> None:
         """Begin what is not yet open: the transactions of ATOMIC_REQUESTS, and those on the ``extra`` aliases."""
         configured = [alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"]]
         for alias in (*(alias for alias in configured if alias not in self._opted_out), *extra):
-            if alias not in self._outermost:
-                connection = connections[alias]
-                refuse_outer_block(connection)
-                outermost = not connection.in_atomic_block
-                block = transaction.atomic(using=alias, durable=True)
-                block.__enter__()
-                self._blocks[alias], self._outermost[alias] = block, outermost
-                self._depths[alias] = len(connection.atomic_blocks)
+            if alias not in self._blocks:
+                self._blocks[alias] = _Block(connections[alias])
 
     def reopen(self, *extra: str) -> None:
         self.open(*extra)
@@ -54,11 +46,11 @@ class RequestTransactions:
 
     def is_outermost(self, alias: str) -> bool:
         """Whether COMMIT follows when this transaction ends, and not the savepoint of a TestCase."""
-        return self._outermost[alias]
+        return self._blocks[alias].outermost
 
     def blocks_within(self) -> dict[str, int]:
         """How many blocks that are not ours are open within ours."""
-        return {alias: len(connections[alias].atomic_blocks) - depth for alias, depth in self._depths.items()}
+        return {alias: len(block.within) for alias, block in self._blocks.items()}
 
     def refuse_inner_blocks(self, *aliases: str) -> None:
         """:raises ImproperlyConfigured: of two blocks that overlap, neither ends as its owner expects."""
@@ -90,20 +82,35 @@ class RequestTransactions:
 
     def _end(self, reason: BaseException | None, last: str | None = None) -> None:
         """As nested ``with`` blocks end, the inner before the outer: where one fails, those around it roll back."""
-        within, blocks = self.blocks_within(), self._blocks
-        self._blocks, self._outermost, self._depths = {}, {}, {}
+        blocks, self._blocks = self._blocks, {}
         failure: BaseException | None = None
         for alias in [each for each in reversed(blocks) if each != last] + [each for each in blocks if each == last]:
             cause = failure or reason
             # Django counts blocks: one that somebody left open would end in the place of ours.
-            left_open = connections[alias].atomic_blocks[-within[alias] :] if within[alias] > 0 else []
-            for block in (*reversed(left_open), blocks[alias]):
+            for atomic in (*reversed(blocks[alias].within), blocks[alias].atomic):
                 try:
-                    block.__exit__(type(cause) if cause else None, cause, cause.__traceback__ if cause else None)
+                    atomic.__exit__(type(cause) if cause else None, cause, cause.__traceback__ if cause else None)
                 except BaseException as error:  # noqa: BLE001 - raised below
                     failure = error
         if failure is not None:
             raise failure
+
+
+class _Block:
+    """A durable block of ours on one connection, from its beginning."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        refuse_outer_block(connection)
+        self._connection = connection
+        self.outermost = not connection.in_atomic_block
+        self.atomic = transaction.atomic(using=connection.alias, durable=True)
+        self.atomic.__enter__()
+        self._depth = len(connection.atomic_blocks)
+
+    @property
+    def within(self) -> list[transaction.Atomic]:
+        """Blocks that are not ours and are open within it."""
+        return self._connection.atomic_blocks[self._depth :]
 
 
 def refuse_outer_block(connection: BaseDatabaseWrapper) -> None:
