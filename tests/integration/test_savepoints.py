@@ -8,16 +8,20 @@ from types import SimpleNamespace
 import pytest
 from django.db import Error, IntegrityError, connections, transaction
 from django.test.utils import CaptureQueriesContext
+from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
 
 from django_idempotency import IdempotencyMode, IdempotencyPolicy
 from django_idempotency.conf import current
 from django_idempotency.core.errors import BrokenTransaction
 from django_idempotency.core.fingerprint import Content, EmptyBody
+from django_idempotency.core.states import Verdict
 from django_idempotency.modes import RequestTransactions
 from django_idempotency.service import Execution, Intent, Outcome
 from django_idempotency.storage.transactions import (
     NestedSavepoint,
     TravellingSavepoint,
+    awaits_begin,
     cannot_commit,
     own_connection,
     passing,
@@ -26,7 +30,7 @@ from django_idempotency.storage.transactions import (
     transaction_on,
     within_test_case,
 )
-from tests.support.keys import CREATED
+from tests.support.keys import CREATED, Keys, new_claim, rival_of
 from tests.support.laboratory import LaboratoryFile
 
 
@@ -260,6 +264,109 @@ def test_its_text_is_the_same_for_each_request_so_that_the_driver_can_keep_it(sh
     assert len(texts) == 1
 
 
+# --- BEGIN, savepoint and claim in one go ---
+
+
+def claim_at_the_start(keys, claim):
+    """As an ATOMIC request does: nothing was sent in this transaction yet."""
+    savepoint = TravellingSavepoint(connections[keys.alias])
+    answer = keys.store.claim(claim, limit_silence=False, savepoint=savepoint.statement)
+    if answer.verdict is Verdict.CLAIMED:
+        savepoint.began()
+    return savepoint, answer
+
+
+def status_of(alias):
+    return connections[alias].connection.info.transaction_status
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_transaction_that_began_with_the_claim_ends_like_any_other(shared_lab, kept):
+    keys, claim = Keys(shared_lab.session()), new_claim()
+    keys.store.find(claim.id)  # connected
+    with keys.atomic() if kept else keys.undone():
+        assert awaits_begin(connections[keys.alias])
+        savepoint, _ = claim_at_the_start(keys, claim)
+        assert status_of(keys.alias) == TransactionStatus.INTRANS
+        assert not awaits_begin(connections[keys.alias])
+        savepoint.undo()
+        savepoint.forget()
+    assert status_of(keys.alias) == TransactionStatus.IDLE
+    assert connections[keys.alias].connection.autocommit
+    assert (keys.store.find(claim.id) is not None) is kept
+
+
+def test_no_second_begin_is_sent_where_the_transaction_is_under_way(shared_lab):
+    keys = Keys(shared_lab.session())
+    keys.store.find(new_claim().id)
+    notices = []
+    connections[keys.alias].connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    with keys.atomic():
+        keys.store.find(new_claim().id)
+        claim_at_the_start(keys, new_claim())[0].forget()
+    with keys.atomic():
+        claim_at_the_start(keys, new_claim())[0].forget()
+    assert notices == []
+
+
+def test_a_claim_that_fails_with_the_begin_leaves_a_usable_session(lab):
+    keys, administrator = Keys(lab.session()), lab.session()
+    keys.own(new_claim())
+    lab.do("BEGIN", "LOCK TABLE idempotency_key_in_flight IN SHARE MODE", alias=administrator)
+    with pytest.raises(Error), keys.atomic():
+        claim_at_the_start(keys, new_claim(max_wait=0.05))
+    assert status_of(keys.alias) == TransactionStatus.IDLE
+    assert connections[keys.alias].connection.autocommit
+    lab.do("ROLLBACK", alias=administrator)
+    keys.own(new_claim())
+
+
+def test_a_claim_that_waited_in_vain_with_the_begin_leaves_a_usable_session(shared_lab):
+    owner, rival, claim = Keys(shared_lab.session()), Keys(shared_lab.session()), new_claim()
+    rival.store.find(claim.id)
+    with owner.atomic():
+        owner.own(claim)
+        with rival.undone():
+            _, answer = claim_at_the_start(rival, rival_of(claim, max_wait=0.02))
+            assert answer.verdict is Verdict.WAITED
+            rival.own(new_claim())
+    assert status_of(rival.alias) == TransactionStatus.IDLE
+
+
+def test_a_session_that_ended_before_the_begin_is_an_error_and_the_next_one_works(lab):
+    keys = Keys(lab.session())
+    pid = lab.ask("SELECT pg_backend_pid()", alias=keys.alias)
+    lab.do(f"SELECT pg_terminate_backend({pid}, 5000)")
+    with pytest.raises(Error), keys.atomic():
+        claim_at_the_start(keys, new_claim())
+    connections[keys.alias].close_if_unusable_or_obsolete()
+    with keys.atomic():
+        claim_at_the_start(keys, new_claim())[0].forget()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"isolation_level": IsolationLevel.READ_COMMITTED}, {"isolation_level": IsolationLevel.SERIALIZABLE}],
+)
+def test_a_begin_that_says_more_is_left_to_the_driver(shared_lab, options):
+    keys = Keys(shared_lab.session(options=options))
+    keys.store.find(new_claim().id)
+    with keys.undone():
+        assert not awaits_begin(connections[keys.alias])
+        _, answer = claim_at_the_start(keys, new_claim())
+    committed = options["isolation_level"] is IsolationLevel.READ_COMMITTED
+    assert answer.verdict is (Verdict.CLAIMED if committed else Verdict.WRONG_ISOLATION)
+
+
+def test_nothing_awaits_a_begin_outside_of_a_transaction_or_elsewhere(shared_lab, sqlite_file):
+    file = LaboratoryFile(sqlite_file)
+    for alias in (shared_lab.session(), file.session()):
+        assert not awaits_begin(connections[alias]), "not even connected"
+        connections[alias].ensure_connection()
+        assert not awaits_begin(connections[alias])
+    file.close()
+
+
 # --- which one ---
 
 
@@ -273,6 +380,10 @@ def test_it_is_nested_elsewhere(shared_lab, sqlite_file):
     assert isinstance(savepoint_on(connections[binding]), NestedSavepoint)
     assert isinstance(savepoint_on(connections[file.session()]), NestedSavepoint)
     assert isinstance(savepoint_on(connections[shared_lab.session()], travelling=False), NestedSavepoint)
+    watched = connections[shared_lab.session()]
+    with watched.execute_wrapper(lambda execute, *arguments: execute(*arguments)):
+        assert isinstance(savepoint_on(watched), NestedSavepoint)
+    assert isinstance(savepoint_on(watched), TravellingSavepoint)
     file.close()
 
 
@@ -370,6 +481,7 @@ def test_the_sqlstate_is_the_servers_or_none(shared_lab):
         ("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$", "could not be serialized"),
         ("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$", "deadlock"),
         ("SET statement_timeout = '1ms'; SELECT pg_sleep(10)", "cancelled"),
+        ("SELECT pg_terminate_backend(pg_backend_pid())", "its session was ended"),
     ],
 )
 def test_errors_that_a_repetition_gets_past_are_told_from_those_it_does_not(shared_lab, statement, reason):

@@ -9,6 +9,7 @@ import random
 
 import pytest
 from django.core.signals import request_finished
+from django.core.signals import request_finished
 from django.http import (
     FileResponse,
     HttpResponse,
@@ -22,7 +23,7 @@ from django_idempotency import BodyCodec, IdempotencyPolicy
 from django_idempotency.conf import current
 from django_idempotency.core.errors import ResponseNotStored
 from django_idempotency.core.states import RecordedResponse
-from django_idempotency.http.capture import capture, put_into, replay
+from django_idempotency.http.capture import capture, discard, put_into, replay
 
 LIMIT = 1000
 
@@ -414,3 +415,36 @@ def test_an_answer_without_a_content_type_takes_that_of_the_response_away():
     answer = HttpResponse(status=204)
     del answer["Content-Type"]
     assert "Content-Type" not in put_into(HttpResponse(b"{}", content_type="application/json"), answer)
+
+
+def test_a_stream_is_no_place_for_an_answer_which_goes_alone():
+    answer = HttpResponse(b"[1]")
+    assert put_into(StreamingHttpResponse([b"x"]), answer) is answer
+    assert put_into(answer, answer) is answer
+
+
+# --- a response that nobody will read ---
+
+
+def test_a_response_that_is_not_sent_is_closed_without_ending_the_request():
+    chunks, ended = Counted(b"x"), []
+    response = StreamingHttpResponse(chunks)
+    request_finished.connect(ended.append, weak=False)
+    try:
+        discard(response)
+    finally:
+        request_finished.disconnect(ended.append)
+    assert chunks.closed
+    assert ended == []
+
+
+def test_one_that_cannot_be_closed_does_not_keep_the_others_open(caplog):
+    def failing():
+        raise OSError
+
+    chunks = Counted(b"x")
+    response = StreamingHttpResponse(chunks)
+    response._resource_closers.insert(0, failing)
+    discard(response)
+    assert chunks.closed
+    assert "could not be closed" in caplog.text
