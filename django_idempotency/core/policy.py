@@ -80,6 +80,10 @@ class IdempotencyPolicy:
             if value is not None:
                 object.__setattr__(self, name, validate(name, value))
 
+    def __hash__(self) -> int:
+        # By what always can be hashed. A callable may be a dataclass, whose objects cannot.
+        return hash((self.mode, self.methods, self.operation, self.lease, self.retention, self.outcomes))
+
     def overridden(self, other: IdempotencyPolicy) -> IdempotencyPolicy:
         """This policy with every field that ``other`` sets taken from ``other``."""
         return replace(self, **other.set_fields())

@@ -123,6 +123,8 @@ def _overrides(cls: type, name: str) -> bool:
 
 def _why_anonymous(view: ViewInUse) -> str | None:
     authentication, permissions = (_attribute(view, f"{kind}_classes") for kind in ("authentication", "permission"))
+    if not isinstance(permissions, list | tuple):  # a property, say
+        return None
     if not authentication and not _overrides(view.cls, "get_authenticators"):
         return "has no authentication classes"
     if all(_admits_anonymous(each) for each in permissions or ()) and not _overrides(view.cls, "get_permissions"):

@@ -339,7 +339,7 @@ def _body(request: Request) -> Body:
 
 def _refuse_asynchronous(cls: type[APIView], actions: Mapping[str, str] | None) -> None:
     """:raises TypeError: what the guard would get of a handler is a coroutine, which has not run yet."""
-    for name in {*cls.http_method_names, *(actions or {}).values()}:
+    for name in {"get", *_ACTING, *(actions or {}).values()}:
         if iscoroutinefunction(getattr(cls, name, None)):
             raise TypeError(
                 f"IdempotencyMixin does not protect asynchronous handlers, such as {cls.__qualname__}.{name}, yet."

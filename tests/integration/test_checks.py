@@ -6,8 +6,9 @@ import copy
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ from rest_framework.viewsets import GenericViewSet
 import django_idempotency
 from django_idempotency import IdempotencyMode, IdempotencyPolicy
 from django_idempotency.checks import IDS, check_databases, check_deployment, check_settings, check_views
+from django_idempotency.conf import current
 from django_idempotency.drf import IdempotencyMixin, idempotent
 from django_idempotency.http import idempotent_view
 from example_project.payments.models import Account
@@ -414,6 +416,19 @@ class TestNotInForce:
 
 
 class TestPolicies:
+    def test_a_callable_that_cannot_be_hashed(self, of_views):
+        @dataclass
+        class ByHeader:
+            name: str
+
+            def __call__(self, request):
+                return request.headers.get(self.name)
+
+        policies = [IdempotencyPolicy(scope=ByHeader(name)) for name in ("X-One", "X-Two")]
+        views = [type(f"V{n}", (_Protected,), {"idempotency_policy": each}) for n, each in enumerate(policies)]
+        assert of_views(*(view.as_view() for view in views)) == []
+        assert [current().resolve(each).scope.name for each in policies] == ["X-One", "X-Two"]
+
     def test_a_retention_that_partitions_never_reach(self, of_views):
         too_long = IdempotencyPolicy(retention=timedelta(days=60), scope=by_header)
         cls = type("Long", (_Protected,), {"idempotency_policy": too_long})
@@ -619,6 +634,15 @@ class TestAnonymousScope:
                 return []
 
         assert of_views(Choosy.as_view()) == []
+
+    @pytest.mark.parametrize("decorator", [property, cached_property])
+    @pytest.mark.parametrize("name", ["permission_classes", "authentication_classes"])
+    def test_neither_is_what_a_property_decides(self, of_views, name, decorator):
+        def decides(view):
+            raise AssertionError
+
+        cls = type("Choosy", (_Protected,), {name: decorator(decides)})
+        assert of_views(cls.as_view()) == []
 
     def test_get_is_not_asked_about(self, of_views):
         class Reading(IdempotencyMixin, APIView):
