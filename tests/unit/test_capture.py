@@ -9,7 +9,6 @@ import random
 
 import pytest
 from django.core.signals import request_finished
-from django.core.signals import request_finished
 from django.http import (
     FileResponse,
     HttpResponse,
