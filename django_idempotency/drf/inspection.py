@@ -13,7 +13,7 @@ from ..core.policy import UNSAFE_METHODS, IdempotencyPolicy
 from ..http import inspection as plain
 from ..http.inspection import Protection, ViewInUse
 from ..http.layers import beneath, dotted, own_attribute
-from .marks import Mark, mark_of
+from .marks import Mark, mark_of, marks_on
 from .mixin import IdempotencyMixin
 
 
@@ -63,8 +63,8 @@ def protections(view: ViewInUse) -> list[Protection]:
     base = _attribute(view, "idempotency_policy")
     decided_by_hook = _overrides(cls, "get_idempotency_policy")
     alike: dict[int, tuple[Any, list[tuple[str, str]]]] = {}
-    for method, name, handler in _handlers(view):
-        mark = mark_of(handler)
+    for method, name, _handler in _handlers(view):
+        mark = next(iter(marks_on(cls, name)), None)
         if mark is None and (decided_by_hook or base is None):
             continue
         policy = base if mark is None else mark.over(base if isinstance(base, IdempotencyPolicy) else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -43,9 +43,31 @@ def mark_of(handler: Any) -> Mark | None:
     return mark if isinstance(mark, Mark) else None
 
 
-def put_in_force(request: Request, mark: Mark) -> None:
-    """The mixin: whatever this handler's decorator asks for is seen to."""
-    setattr(request, _IN_FORCE, (*getattr(request, _IN_FORCE, ()), mark))
+# How the REST framework's own handlers pass a request on to what does the work.
+_PASSED_ON = {
+    "post": "create", "put": "update", "patch": "partial_update", "partial_update": "update", "delete": "destroy",
+}  # fmt: skip
+_FRAMEWORK = ("rest_framework.generics", "rest_framework.mixins")
+
+
+@lru_cache(maxsize=1024)
+def marks_on(cls: type, name: str) -> tuple[Mark, ...]:
+    """The marks that a request to the handler ``name`` comes past; empty where it is not marked.
+
+    The terms of the first hold. The others are on what it overrides and calls by ``super()``, or passes the request on
+    to: a mark on ``update`` stands for the framework's ``partial_update`` too, which calls it.
+    """
+    handler = getattr(cls, name, None)
+    behind = marks_on(cls, _PASSED_ON[name]) if name in _PASSED_ON else ()
+    if mark_of(handler) is None:
+        return behind if getattr(handler, "__module__", None) in _FRAMEWORK else ()
+    own = (mark_of(vars(base).get(name)) for base in cls.__mro__)
+    return (*(mark for mark in own if mark is not None), *behind)
+
+
+def put_in_force(request: Request, marks: Iterable[Mark]) -> None:
+    """The mixin: what the first of these asks for is seen to, and it stands for the others."""
+    setattr(request, _IN_FORCE, (*getattr(request, _IN_FORCE, ()), *marks))
 
 
 def require_in_force(arguments: tuple[Any, ...], mark: Mark, name: str) -> None:
@@ -58,7 +80,7 @@ def require_in_force(arguments: tuple[Any, ...], mark: Mark, name: str) -> None:
     raise ImproperlyConfigured(
         f"@idempotent on {name} is not in force, so the handler was not run. The view class needs IdempotencyMixin "
         "before its base classes; decorators above @idempotent must keep attributes (functools.wraps); "
-        "on a function, @idempotent goes above @api_view."
+        "on a function, @idempotent goes above @api_view; a method that calls a marked one needs a mark of its own."
     )
 
 

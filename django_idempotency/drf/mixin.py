@@ -48,7 +48,7 @@ from ..http.requests import (
     without_parameters,
 )
 from .bodies import uploaded
-from .marks import check_marks, mark_of, put_in_force
+from .marks import check_marks, mark_of, marks_on, put_in_force
 
 if TYPE_CHECKING:
     _Base = APIView
@@ -189,17 +189,17 @@ class IdempotencyMixin(_Base):
 
     def _guard_handlers(self, passage: _Passage, request: HttpRequest) -> None:
         # All that act, since a view may choose another method than the present one: that which a header names, say.
-        for name in {*_ACTING, (request.method or "").lower()}:
-            handler = getattr(self, name, None) if name in self.http_method_names else None
+        for method in {*_ACTING, (request.method or "").lower()}:
+            handler = getattr(self, method, None) if method in self.http_method_names else None
             if handler is not None:
-                setattr(self, name, _Guarded(handler, partial(self._guard, handler, passage)))
+                setattr(self, method, _Guarded(handler, partial(self._guard, method, handler, passage)))
 
     def _guard(
-        self, handler: Handler, passage: _Passage, request: Request, *args: Any, **kwargs: Any
+        self, method: str, handler: Handler, passage: _Passage, request: Request, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
         if passage.running:  # one handler passes the request on to another one
             return handler(request, *args, **kwargs)
-        policy = None if passage.entered else self._policy_for(handler, request)
+        policy = None if passage.entered else self._policy_for(method, handler, request)
         passage.entered = True
         if policy is not None:
             try:
@@ -219,11 +219,16 @@ class IdempotencyMixin(_Base):
         finally:
             passage.running = False
 
-    def _policy_for(self, handler: Handler, request: Request) -> ResolvedPolicy | None:
+    def _policy_for(self, method: str, handler: Handler, request: Request) -> ResolvedPolicy | None:
         policy, mark = self.get_idempotency_policy(), mark_of(handler)
-        if mark is not None:
-            put_in_force(request, mark)
-            policy = mark.over(policy)
+        cls: type = type(self)
+        names: dict[str, str] = getattr(self, "action_map", None) or {}
+        marks = marks_on(cls, names.get(method, method))
+        if mark is not None and mark not in marks:
+            marks = (mark, *marks)
+        if marks:
+            put_in_force(request, marks)
+            policy = marks[0].over(policy)
         # In capitals, also where something in front of the view took it from a header as it was written.
         method = (request.method or "").upper()
         if policy is None or method in SAFE_METHODS:
