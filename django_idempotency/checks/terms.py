@@ -29,12 +29,12 @@ def views_in_use() -> list[ViewInUse]:
 
 def protections_of(views: Iterable[ViewInUse]) -> list[Protection]:
     drf = drf_inspection()
-    protections: dict[tuple[str, int], Protection] = {}
+    protections: dict[tuple[object, ...], Protection] = {}
     for view in views:
         plain = http_inspection.protection(view)
         for each in [*([plain] if plain else []), *(drf.protections(view) if drf else [])]:
             # Once, though a view has a route for its list and another one for an object.
-            protections.setdefault((each.view, each.identity), each)
+            protections.setdefault((each.view, each.identity, each.arguments), each)
     return list(protections.values())
 
 

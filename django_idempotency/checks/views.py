@@ -119,21 +119,30 @@ def tenants(protections: Sequence[Protection]) -> Iterator[CheckMessage]:
 
 def shared_names(protections: Sequence[Protection]) -> Iterator[CheckMessage]:
     """One key on two views must be two keys."""
-    bearers: dict[tuple[str, str], dict[int, Protection]] = defaultdict(dict)
+    bearers: dict[tuple[str, str], list[Protection]] = defaultdict(list)
     for protection in protections:
         for operation in sorted(protection.operations):
-            bearers[operation].setdefault(protection.identity, protection)
+            bearers[operation].append(protection)
     for (name, method), sharing in bearers.items():
-        if len(sharing) < 2:
-            continue
-        message = (
-            f"{len(sharing)} views are the operation {name!r} for {method}: one answers with what another recorded."
-        )
-        if any(getattr(protection.policy, "operation", None) for protection in sharing.values()):
-            yield found("W026", message, "Unless they are to be one, give each its own operation in its policy.", name)
-        else:
+        views, arguments = ({getattr(each, of) for each in sharing} for of in ("identity", "arguments"))
+        named = any(getattr(each.policy, "operation", None) for each in sharing)
+        message = f"views are the operation {name!r} for {method}: one answers with what another recorded."
+        if len(views) > 1 and named:
+            hint = "Unless they are to be one, give each its own operation in its policy."
+            yield found("W026", f"{len(views)} {message}", hint, name)
+        elif len(views) > 1:
             hint = "Use functools.wraps in the decorators below the protection, or set operation in each policy."
-            yield found("E025", message, hint, name)
+            yield found("E025", f"{len(views)} {message}", hint, name)
+        elif len(arguments) > 1:
+            differing = ", ".join(sorted({argument for argument, _ in frozenset().union(*arguments)}))
+            yield found(
+                "W028",
+                f"Routes that differ in {differing} are the operation {name!r} for {method}: one answers with what "
+                "another recorded.",
+                "Unless they are to be one, give each its own operation: as_view(idempotency_policy=...), or a policy "
+                "for each idempotent_view.",
+                name,
+            )
 
 
 def template_response_middleware(protections: Sequence[Protection]) -> Iterator[CheckMessage]:

@@ -86,6 +86,7 @@ def _protection(view: ViewInUse, policy: Any, handlers: list[tuple[str, str]]) -
             (name, method) for name, (method, _) in zip(names, handlers, strict=True) if method in methods
         ),
         identity=id(cls),
+        arguments=view.arguments,
         own_scope=_overrides(cls, "get_idempotency_scope"),
         anonymous=_why_anonymous(view),
         models=_models(view),

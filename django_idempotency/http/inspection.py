@@ -33,6 +33,16 @@ class ViewInUse:
         return own_attribute(self.view, "cls") or own_attribute(self.view, "view_class")
 
     @property
+    def arguments(self) -> frozenset[tuple[str, str]]:
+        """The arguments of ``as_view()`` that may make another operation of a class, as far as they can be compared."""
+        given = own_attribute(self.view, "initkwargs") or own_attribute(self.view, "view_initkwargs") or {}
+        return frozenset(
+            (name, dotted(value) if isinstance(value, type) else repr(value))
+            for name, value in given.items()
+            if name not in _OF_ROUTES and isinstance(value, str | int | type | None)
+        )
+
+    @property
     def is_taken_out(self) -> bool:
         """Whether the view opens the transactions of ATOMIC_REQUESTS itself."""
         name = "_non_atomic_requests"
@@ -45,6 +55,7 @@ class Protection:
 
     :param operations: the names that tell its keys from those of others, with the method, as far as they are derived.
     :param identity: what these names should be unique to.
+    :param arguments: what ``as_view()`` was told that another route of the same class may be told otherwise.
     :param own_scope: a hook of the view answers whose keys they are.
     :param asks_middleware: its callers are those that a middleware found.
     :param anonymous: why callers may be nobody in particular, where that is certain.
@@ -55,10 +66,17 @@ class Protection:
     policy: Any
     operations: frozenset[tuple[str, str]]
     identity: int
+    arguments: frozenset[tuple[str, str]] = frozenset()
     own_scope: bool = False
     asks_middleware: bool = False
     anonymous: str | None = None
     models: frozenset[Any] = frozenset()
+
+
+# What routers add, and what makes another form of the same answer.
+_OF_ROUTES = frozenset(
+    {"suffix", "basename", "detail", "name", "description", "template_name", "template_engine", "content_type"}
+)
 
 
 def views_in_use(urlconf: Any = None) -> list[ViewInUse]:
@@ -76,7 +94,9 @@ def protection(view: ViewInUse) -> Protection | None:
     name = dotted(origin)
     operations = frozenset((policy.operation or name, method) for method in policy.methods or UNSAFE_METHODS)
     models = {getattr(view.cls, "model", None), getattr(getattr(view.cls, "queryset", None), "model", None)} - {None}
-    return Protection(name, policy, operations, id(origin), asks_middleware=True, models=frozenset(models))
+    return Protection(
+        name, policy, operations, id(origin), view.arguments, asks_middleware=True, models=frozenset(models)
+    )
 
 
 def _callbacks(resolver: Any) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from functools import cached_property, partial, wraps
 from pathlib import Path
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.checks import Error, Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
@@ -742,6 +743,30 @@ class TestProjects:
         base = type("Base", (_Protected,), {"idempotency_policy": policy})
         messages = of_views(*(type(name, (base,), {}).as_view() for name in ("Charge", "Refund")))
         assert ids(messages) == {"W026"}
+
+    def test_one_class_on_routes_that_make_other_operations_of_it(self, of_views):
+        class Move(_Protected):
+            direction = "in"
+
+        class Plain(CreateView):
+            direction = "in"
+
+        for make in (Move.as_view, lambda **given: idempotent_view(scope=by_header)(Plain.as_view(**given))):
+            messages = of_views(make(), make(), make(direction="out"), make(direction="out"))
+            assert ids(messages) == {"W028"}
+            assert all("differ in direction are" in message.msg for message in messages)
+        given = [{"direction": each, "idempotency_policy": IdempotencyPolicy(operation=each)} for each in ("in", "out")]
+        assert of_views(*(Move.as_view(**each) for each in given)) == []
+
+    def test_one_class_for_other_models(self, of_views):
+        decorate = idempotent_view(scope=by_header)
+        orders, users = (CreateView.as_view(model=model, fields=["id"]) for model in (Account, User))
+        assert ids(of_views(decorate(orders), decorate(users))) == {"W028"}
+
+    def test_what_only_looks_otherwise_is_one_operation(self, of_views):
+        decorate = idempotent_view(scope=by_header)
+        routes = [{"template_name": "a.html"}, {"template_name": "b.html"}, {"extra_context": {"a": 1}}]
+        assert of_views(*(decorate(CreateView.as_view(model=Account, **each)) for each in routes)) == []
 
     def test_actions_of_one_viewset_are_operations_of_their_own(self, settings):
         class Things(IdempotencyMixin, GenericViewSet):
