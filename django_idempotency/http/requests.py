@@ -135,7 +135,9 @@ def _is_empty_form(request: HttpRequest) -> bool:
     form whose stream was consumed, without a word: every such request would be the same one."""
     boundary = (request.content_params or {}).get("boundary", "")
     length = request.META.get("CONTENT_LENGTH") or "0"
-    return not length.isdigit() or int(length) <= len(boundary) + len("\r\n----\r\n")
+    if "HTTP_TRANSFER_ENCODING" in request.META or not length.isdecimal():
+        return False  # a form whose length is not said is not read at all
+    return int(length) <= len(boundary) + len("\r\n----\r\n")
 
 
 def _file_digest(name: str, upload: Any) -> FileDigest:

@@ -357,6 +357,17 @@ def test_a_form_of_which_no_part_can_be_read_is_not_the_empty_one():
         read_body(post(nameless.encode(), MULTIPART_CONTENT))
 
 
+@pytest.mark.parametrize(
+    "said", [{"CONTENT_LENGTH": "\xb2"}, {"HTTP_TRANSFER_ENCODING": "chunked", "CONTENT_LENGTH": ""}]
+)
+def test_a_form_whose_length_is_not_said_is_not_the_empty_one(said):
+    """Django takes nothing of it, so the view would see an empty form, whatever was sent."""
+    request = upload({"file": b"x"})
+    request.META.update(said)
+    with pytest.raises(MalformedBody, match="no part of its form can be read"):
+        read_body(request)
+
+
 def test_a_form_that_somebody_failed_to_read_in_front_is_not_the_empty_one():
     request = upload({"file": b"x"})
     request._mark_post_parse_error()  # as after a broken upload that a middleware swallowed
