@@ -22,6 +22,12 @@ OWNED = ["after_claim", "after_effect", "before_seal", "after_seal"]
 """Where a request has the key and has not yet committed."""
 
 
+@pytest.fixture(autouse=True)
+def patience(configure):
+    """Longer than any test takes. Where the point is that a wait ends, the test says so."""
+    configure(MAX_WAIT=timedelta(seconds=20))
+
+
 def is_in_progress(answer, lease=30):
     return (answer.status, answer.problem) == (409, "in-progress") and 1 <= answer.retry_after <= lease
 

@@ -36,6 +36,7 @@ def api(django_db_setup, killing):
     environment = {
         "IDEMPOTENCY_FAILPOINTS": killing.specification,
         "IDEMPOTENCY_LEASE": str(LEASE_SECONDS),
+        "IDEMPOTENCY_MAX_WAIT": "20",
         **ONE_REQUEST_A_PROCESS,
     }
     with served(environment, workers=2, threads=1) as api:

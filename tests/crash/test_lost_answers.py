@@ -27,7 +27,7 @@ def pausing(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def api(django_db_setup, pausing):
-    with served({"IDEMPOTENCY_FAILPOINTS": pausing.specification}) as api:
+    with served({"IDEMPOTENCY_FAILPOINTS": pausing.specification, "IDEMPOTENCY_MAX_WAIT": "20"}) as api:
         yield api
 
 

@@ -75,10 +75,13 @@ class Trouble:
         self.done = Counter()
 
     def run(self):
-        while not self.until.wait(self.random.uniform(0.1, 0.6)):
-            make = self.random.choice([self.kill, self.kill, self.cut_off, self.cut_off, self.suspend])
-            make()
-            self.done[make.__name__] += 1
+        deck = [self.suspend, self.kill, self.kill, self.cut_off, self.cut_off]
+        while True:
+            for make in self.random.sample(deck, len(deck)):
+                if self.until.wait(self.random.uniform(0.1, 0.6)):
+                    return
+                make()
+                self.done[make.__name__] += 1
 
     def kill(self):
         os.kill(self.worker(), signal.SIGKILL)
@@ -137,13 +140,14 @@ def test_no_double_no_lost_success_no_changed_answer_no_stuck_key(api, crowd):
 
 def no_key_is_stuck(api, intents):
     """Each ends within a few leases, now that nobody makes trouble; and what ended has its answer still."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 30
     open_ones = [intent for intent in intents if not intent.heard]
     while open_ones:
         assert time.monotonic() < deadline, f"{len(open_ones)} keys do not end"
         open_ones = [intent for intent in open_ones if not intent.ask(api)]
     for intent in random.sample(intents, min(len(intents), 200)):
-        assert intent.ask(api)
+        # A kept connection whose session was ended last of all is found out by whoever uses it next.
+        eventually(lambda intent=intent: intent.ask(api), "a replay")
 
 
 def effects_by_reference():
