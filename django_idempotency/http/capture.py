@@ -45,7 +45,7 @@ def capture(response: HttpResponseBase, policy: ResolvedPolicy) -> RecordedRespo
     """What a retry will receive. Reads a stream up to the limit of the policy, and puts it back."""
     body = _body(response, policy.max_response_bytes)
     if body is not None and policy.body_codec is not None:
-        body = policy.body_codec.pack(body)
+        body = _checked(policy.body_codec.pack(body), "pack")
     return RecordedResponse(response.status_code, _headers(response, policy), body)
 
 
@@ -57,7 +57,7 @@ def replay(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequ
     body = recorded.body
     if body is not None and policy.body_codec is not None:
         try:
-            body = policy.body_codec.unpack(body)
+            body = _checked(policy.body_codec.unpack(body), "unpack")
         except Exception:
             # The effect stands whatever became of the codec's keys; the caller must hear that, not an error.
             logger.exception("A recorded body could not be unpacked.")
@@ -74,6 +74,13 @@ def replay(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequ
         _uncompress(response)
     response[current().REPLAYED_HEADER] = "true"
     return response
+
+
+def _checked(body: object, of: str) -> bytes:
+    """:raises TypeError: text, say, which the database would read in its own way."""
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise TypeError(f"BodyCodec.{of} must return bytes, not {type(body).__name__}.")
+    return bytes(body)
 
 
 def _uncompress(response: HttpResponse) -> None:

@@ -244,6 +244,23 @@ class TestCodecs:
         assert site.send().status_code == 500
         assert (rows(), records()) == (0, 0)
 
+    @every_way
+    @pytest.mark.parametrize("packed", ["text", None])
+    def test_what_is_not_packed_into_bytes_has_no_effect(self, site, way, packed):
+        """The database would take text for bytes, and read backslashes in it."""
+        site.add(way(Handling(answers()), {"body_codec": BodyCodec(lambda body: packed, bytes)}))
+        assert site.send().status_code == 500
+        assert (rows(), records()) == (0, 0)
+
+    @every_way
+    @pytest.mark.parametrize("unpacked", ["text", None])
+    def test_what_is_not_unpacked_into_bytes_is_not_sent(self, site, way, unpacked):
+        handler = Handling(answers())
+        site.add(way(handler, {"body_codec": BodyCodec(bytes, lambda stored: unpacked)}))
+        site.send()
+        assert problem(site.send()) == "response-not-stored"
+        assert handler.entered == 1
+
 
 GIVEN = {
     "Location": "/things/7/",
