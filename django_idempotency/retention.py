@@ -43,13 +43,12 @@ def ensure_leaf(alias: str, retention: timedelta) -> None:
 
     :raises StoreUnavailable: there is no leaf, and this role may not make one.
     """
-    now = datetime.now(timezone.utc)
+    now, known = datetime.now(timezone.utc), _reaches.get(alias)
+    if known is not None and known.until - now >= comfortable_reach(current().MAX_RETENTION):
+        return
     needed = now + retention + _SLACK
-    known = _reaches.get(alias)
-    if known is not None and known.until >= needed:
-        comfortable = known.until >= now + comfortable_reach(current().MAX_RETENTION)
-        if comfortable or time.monotonic() - known.looked_at < RETRY_SECONDS:
-            return
+    if known is not None and known.until >= needed and time.monotonic() - known.looked_at < RETRY_SECONDS:
+        return
     try:
         until = make_ahead(alias).until
     except DatabaseFailure as error:
