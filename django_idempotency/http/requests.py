@@ -141,7 +141,13 @@ def _is_empty_form(request: HttpRequest) -> bool:
 
 
 def _file_digest(name: str, upload: Any) -> FileDigest:
-    sha256, size = digest_stream(upload)
+    try:
+        sha256, size = digest_stream(upload)
+    except (AttributeError, ValueError) as error:
+        raise ImproperlyConfigured(
+            f"The file in {name!r} cannot be read from its start, so it cannot be compared with that of a retry. Look "
+            "for an upload handler that keeps no file, or for something in front of the view that closes it."
+        ) from error
     return FileDigest(name, upload.name or "", upload.content_type or "", size, sha256)
 
 

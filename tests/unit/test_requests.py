@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tracemalloc
+from types import SimpleNamespace
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.files.uploadhandler import FileUploadHandler
 from django.http import HttpRequest, QueryDict, UnreadablePostError
 from django.test import RequestFactory
 from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
@@ -281,6 +283,29 @@ def test_an_upload_that_the_view_has_begun_to_read_counts_whole_and_is_rewound()
     request.FILES["file"].read(3)
     assert print_of(request) == print_of(upload({"file": b"%PDF-1"}))
     assert request.FILES["file"].read() == b"%PDF-1"
+
+
+class KeptElsewhere(FileUploadHandler):
+    """An upload handler that sends what it gets somewhere, and leaves a reference."""
+
+    def receive_data_chunk(self, raw_data, start):
+        return None
+
+    def file_complete(self, file_size):
+        return SimpleNamespace(name="elsewhere", size=file_size, content_type="text/plain", close=lambda: None)
+
+
+def test_a_file_that_is_not_there_is_a_mistake_of_the_project(settings):
+    settings.FILE_UPLOAD_HANDLERS = [f"{__name__}.KeptElsewhere"]
+    with pytest.raises(ImproperlyConfigured, match="The file in 'page' cannot be read from its start"):
+        read_body(upload({"page": b"x"}))
+
+
+def test_a_file_that_somebody_closed_is_a_mistake_of_the_project():
+    request = upload({"page": b"x"})
+    request.FILES["page"].close()
+    with pytest.raises(ImproperlyConfigured, match="The file in 'page' cannot be read from its start"):
+        read_body(request)
 
 
 @pytest.mark.parametrize("threshold", [0, 2**30])
