@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied
@@ -448,6 +449,22 @@ def free(name: str, *does: Behaviour, status: int, **options: Any) -> Scenario:
     )
 
 
+RAISED: list[tuple[str, int, bool, Callable[[], BaseException]]] = [
+    ("Http404", 404, False, Http404),
+    ("PermissionDenied", 403, False, PermissionDenied),
+    ("BadRequest", 400, False, BadRequest),
+    ("RuntimeError", 500, False, RuntimeError),
+    ("IntegrityError", 500, False, IntegrityError),
+    ("ValidationError", 400, True, lambda: exceptions.ValidationError({"amount": "no"})),
+    ("ParseError", 400, True, exceptions.ParseError),
+    ("NotAuthenticated", 401, True, exceptions.NotAuthenticated),
+    ("MethodNotAllowed", 405, True, lambda: exceptions.MethodNotAllowed("POST")),
+    ("NotAcceptable", 406, True, exceptions.NotAcceptable),
+    ("UnsupportedMediaType", 415, True, lambda: exceptions.UnsupportedMediaType("x/y")),
+    ("Throttled", 429, True, lambda: exceptions.Throttled(wait=3)),
+]
+"""What is raised, the status that it comes to, whether only the REST framework knows that, and how it is made."""
+
 OUTCOMES = [
     *(
         free(
@@ -462,7 +479,7 @@ OUTCOMES = [
     *(
         free(
             f"a raised {status}",
-            raises(lambda status=status: api_exception(status)),
+            raises(partial(api_exception, status)),
             status=status,
             rest_only=True,
             transactional=status in (412, 503),
@@ -478,20 +495,7 @@ OUTCOMES = [
             transactional=name in ("Http404", "RuntimeError", "IntegrityError", "ValidationError"),
             in_test_case=name in ("Http404", "RuntimeError", "ValidationError"),
         )
-        for name, status, rest_only, make in [
-            ("Http404", 404, False, Http404),
-            ("PermissionDenied", 403, False, PermissionDenied),
-            ("BadRequest", 400, False, BadRequest),
-            ("RuntimeError", 500, False, RuntimeError),
-            ("IntegrityError", 500, False, IntegrityError),
-            ("ValidationError", 400, True, lambda: exceptions.ValidationError({"amount": "no"})),
-            ("ParseError", 400, True, exceptions.ParseError),
-            ("NotAuthenticated", 401, True, exceptions.NotAuthenticated),
-            ("MethodNotAllowed", 405, True, lambda: exceptions.MethodNotAllowed("POST")),
-            ("NotAcceptable", 406, True, exceptions.NotAcceptable),
-            ("UnsupportedMediaType", 415, True, lambda: exceptions.UnsupportedMediaType("x/y")),
-            ("Throttled", 429, True, lambda: exceptions.Throttled(wait=3)),
-        ]
+        for name, status, rest_only, make in RAISED
     ),
     scenario(
         "two wrong requests, then a right one",

@@ -45,7 +45,7 @@ class Made(io.RawIOBase):
 
 def upload(application, size: int, key: str, last: bytes = b"!") -> str:
     body = Made(size, last)
-    statuses = []
+    statuses: list[str] = []
     environ = {
         "REQUEST_METHOD": "POST",
         "PATH_INFO": "/things/",

@@ -120,7 +120,7 @@ def marked_action(handler: Handler, policy: dict[str, Any], name: str = "Things"
 def marked_api_view(handler: Handler, policy: dict[str, Any], name: str = "things", **attributes: Any) -> Any:
     """@idempotent above @api_view."""
 
-    def view(request, **arguments):
+    def view(request, /, **arguments):
         return _rest(handler, request, arguments)
 
     view.__name__ = view.__qualname__ = name

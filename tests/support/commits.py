@@ -17,7 +17,7 @@ def delete_everything(test_case: Any = None) -> None:
     """In place of ``TransactionTestCase._fixture_teardown``, which truncates each table and migrates anew."""
     if connection.in_atomic_block or not connection.is_usable():
         # Said by the test that left it so; the next one starts afresh.
-        connection.close()
+        _abandon_connection()
     tables = [model._meta.db_table for model in apps.get_models(include_auto_created=True) if model not in _KEPT]
     statements = [f"DELETE FROM {connection.ops.quote_name(table)}" for table in tables]
     # One transaction: foreign keys are looked at when it commits, so the order does not matter.
@@ -25,6 +25,13 @@ def delete_everything(test_case: Any = None) -> None:
         # psycopg takes several at once, SQLite one at a time.
         for statement in ["; ".join(statements)] if connection.vendor == "postgresql" else statements:
             cursor.execute(statement)
+
+
+def _abandon_connection() -> None:
+    # Django's own close() waits for the end of the block that the connection is in.
+    connection.in_atomic_block = False
+    connection.closed_in_transaction = False
+    connection.close()
 
 
 @classmethod  # type: ignore[misc]
