@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, TypeAlias
@@ -46,16 +46,16 @@ class FingerprintRules:
     The rules speak of bodies that have fields: JSON, forms, multipart. Any other body counts as a whole.
     """
 
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    headers: tuple[str, ...] = ()
+    include: Collection[str] = ()
+    exclude: Collection[str] = ()
+    headers: Collection[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude", "headers"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         if self.include and self.exclude:
             raise ValueError("FingerprintRules: give include or exclude, not both; include alone says what counts.")
-        for path in self.include + self.exclude:
+        for path in (*self.include, *self.exclude):
             if not all(path.split(".")):
                 raise ValueError(f"FingerprintRules: {path!r} is not a path of names joined by single dots.")
         for header in self.headers:

@@ -6,7 +6,7 @@ under the same key; it must therefore only be an answer that a later request can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -38,7 +38,7 @@ class OutcomeRules:
     decide: Callable[[int, BaseException | None], Decision | None] | None = None
     by_exception: Mapping[type[BaseException], Decision] = field(default_factory=dict)
     by_status: Mapping[int, Decision] = field(default_factory=dict)
-    release: frozenset[int] = RELEASED_STATUSES
+    release: Collection[int] = RELEASED_STATUSES
 
     def __post_init__(self) -> None:
         if self.decide is not None and not callable(self.decide):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -60,7 +60,7 @@ class IdempotencyPolicy:
     """
 
     required: bool | None = None
-    methods: frozenset[str] | None = None
+    methods: Collection[str] | None = None
     mode: IdempotencyMode | None = None
     scope: Callable[[Any], str | None] | None = None
     fingerprint: FingerprintRules | None = None
@@ -69,7 +69,7 @@ class IdempotencyPolicy:
     retention: timedelta | None = None
     outcomes: OutcomeRules | None = None
     max_response_bytes: int | None = None
-    replay_headers: tuple[str, ...] | None = None
+    replay_headers: Collection[str] | None = None
     using: str | Callable[[str], str] | None = None
     operation: str | None = None
     body_codec: BodyCodec | None = None
