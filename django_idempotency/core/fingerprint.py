@@ -132,14 +132,14 @@ class EmptyBody:
 class JsonBody:
     """A body that calls itself JSON, unparsed: a project's parser may have rounded its numbers already."""
 
-    raw: bytes
+    raw: bytes = field(repr=False)  # reports of errors show local variables, and this may be anybody's secret
 
 
 @dataclass(frozen=True)
 class FormBody:
     """Fields in the order sent, names repeated where the client repeated them."""
 
-    fields: tuple[tuple[str, str], ...]
+    fields: tuple[tuple[str, str], ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class FileDigest:
 class MultipartBody:
     """A multipart form. Its boundary is made anew by each attempt and plays no part."""
 
-    fields: tuple[tuple[str, str], ...]
+    fields: tuple[tuple[str, str], ...] = field(repr=False)
     files: tuple[FileDigest, ...] = ()
 
 
@@ -202,8 +202,8 @@ class Content:
     principal: str
     body: Body
     url_kwargs: Mapping[str, str] = field(default_factory=dict)
-    query: str = ""
-    headers: tuple[tuple[str, str], ...] = ()
+    query: str = field(default="", repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         kwargs: Mapping[str, object] = self.url_kwargs

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
@@ -40,8 +40,8 @@ class RecordedResponse:
     """
 
     status: int
-    headers: tuple[tuple[str, str], ...]
-    body: bytes | None
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    body: bytes | None = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from django_idempotency import OutcomeRules
 from django_idempotency.models import IdempotencyKey
 
 from .site import Handling
@@ -94,3 +95,24 @@ def test_requests_that_no_key_is_looked_at_for_are_silent(site, lines):
     site.send(None)
     site.send(method="GET")
     assert lines() == []
+
+
+def fails(*_):
+    raise LookupError
+
+
+FAILURES = {"using": {"using": fails}, "outcomes": {"outcomes": OutcomeRules(decide=fails)}, "scope": {"scope": fails}}
+
+
+@every_way_and_mode
+@pytest.mark.parametrize("terms", FAILURES.values(), ids=FAILURES)
+def test_reports_of_errors_that_show_local_variables_show_no_body(site, way, mode, terms):
+    site.add(way(Handling(answers()), {"mode": mode, **terms}))
+    site.client("ann").raise_request_exception = True
+    with pytest.raises(LookupError) as raised:
+        site.send(KEY, BODY)
+    ours = [entry for entry in raised.traceback if "django_idempotency" in str(entry.path)]
+    assert ours
+    for entry in ours:
+        for name, value in entry.frame.f_locals.items():
+            assert "4111" not in repr(value), (entry, name)
