@@ -105,6 +105,9 @@ def body_bytes(request: HttpRequest) -> bytes:
 def raw_body(request: HttpRequest) -> Body:
     """The body by its bytes, which are read before anything parses them."""
     raw = body_bytes(request)
+    if not raw and _is_chunked(request):
+        # Behind WSGI, Django takes nothing of it, and neither would the view: every such request would be the same one.
+        raise MalformedBody("it was sent in chunks, of which this server reads nothing; send a Content-Length")
     if not raw:
         return EmptyBody()
     content_type = request.content_type or ""
@@ -135,9 +138,13 @@ def _is_empty_form(request: HttpRequest) -> bool:
     form whose stream was consumed, without a word: every such request would be the same one."""
     boundary = (request.content_params or {}).get("boundary", "")
     length = request.META.get("CONTENT_LENGTH") or "0"
-    if "HTTP_TRANSFER_ENCODING" in request.META or not length.isdecimal():
+    if _is_chunked(request) or not length.isdecimal():
         return False  # a form whose length is not said is not read at all
     return int(length) <= len(boundary) + len("\r\n----\r\n")
+
+
+def _is_chunked(request: HttpRequest) -> bool:
+    return "chunked" in request.META.get("HTTP_TRANSFER_ENCODING", "").lower()
 
 
 def _file_digest(name: str, upload: Any) -> FileDigest:

@@ -188,6 +188,15 @@ def test_no_body_is_no_body_whatever_it_is_called(content_type):
     assert read_body(post(b"", content_type)) == EmptyBody()
 
 
+@pytest.mark.parametrize("content_type", ["application/json", FORM, "text/plain"])
+def test_chunks_of_which_nothing_was_read_are_not_no_body(content_type):
+    """Behind WSGI, Django takes a body without a length for none."""
+    with pytest.raises(MalformedBody, match="sent in chunks"):
+        read_body(post(content_type=content_type, headers={"Transfer-Encoding": "chunked"}))
+    read = post(b"1", content_type=content_type, headers={"Transfer-Encoding": "chunked"})  # as behind ASGI
+    assert read_body(read) == read_body(post(b"1", content_type=content_type))
+
+
 def test_anything_else_counts_by_its_bytes_and_its_name():
     body = b"\x00\xff%PDF"
     assert read_body(post(body, "application/pdf")) == OpaqueBody(
