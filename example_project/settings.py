@@ -97,6 +97,9 @@ WEBHOOK_SECRETS = env.dict(
     "WEBHOOK_SECRETS", default={"acme": "only-for-the-example", "globex": "also-only-for-the-example"}
 )
 
+# The card processor's address. Without one there are no card payments.
+PROCESSOR_URL = env.str("PROCESSOR_URL", default="")
+
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
