@@ -37,7 +37,7 @@ autodoc_preserve_defaults = True
 html_theme = "furo"
 html_title = f"django-idempotency {release}"
 html_static_path = ["_static"]
-html_css_files = ["diagrams.css"]
+html_css_files = ["pages.css"]
 html_copy_source = False
 html_show_sourcelink = False
 # Pages name no address of their own: they are read from a folder as well as from a server.

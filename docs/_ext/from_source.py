@@ -41,17 +41,15 @@ def fill_in(_: Sphinx, docname: str, source: list[str]) -> None:
 
 def settings() -> str:
     policy_fields = IdempotencyPolicy.__dataclass_fields__
+
+    def key(name: str) -> str:
+        field = name.lower()
+        shown = _row("policy", f"field-{_slug(name)}", name) if field in policy_fields else f"`{name}`"
+        return _target(_anchor(name)) + shown
+
     return _table(
-        ("`IDEMPOTENCY` key", "Default", "Meaning", "Per policy"),
-        (
-            (
-                f"{_target(_anchor(name))}`{name}`",
-                _shown(setting.default),
-                setting.help,
-                _row("policy", f"field-{_slug(name)}", name.lower()) if name.lower() in policy_fields else "",
-            )
-            for name, setting in SETTINGS.items()
-        ),
+        ("Key", "Default", "Meaning"),
+        ((key(name), _shown(setting.default), setting.help) for name, setting in SETTINGS.items()),
     )
 
 
@@ -80,7 +78,12 @@ def problems() -> str:
     return _table(
         ("Status", "Problem", "Title", "`Retry-After`"),
         (
-            (str(status), f"[`{cls.slug}`](#{cls.slug})", cls.title, _retry_after(_sample(cls)))
+            (
+                str(status),
+                f"[`{cls.slug}`](#{cls.slug})",
+                cls.title,
+                "no" if _sample(cls).retry_after is None else "yes",
+            )
             for cls, status in STATUSES.items()
         ),
     )
