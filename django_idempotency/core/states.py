@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
 
+from .progress import Progress
+
 
 class State(str, Enum):
     IN_FLIGHT = "in_flight"
@@ -29,6 +31,9 @@ class IdempotencyMode(str, Enum):
 
     LEASED = "leased"
     """The claim commits first, under a lease; effect and seal follow in a second, fenced transaction."""
+
+    PHASED = "phased"
+    """The claim commits first; an operation then commits phase by phase, with calls to other systems in between."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,9 @@ class Record:
     attempts: int
     lease_left: float | None = None
     response: RecordedResponse | None = None
+    progress: Progress | None = None
+    held_reason: str | None = None
+    sweeps: int = 0
 
 
 class Verdict(str, Enum):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from uuid import UUID
 
+from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, State
 
 
@@ -41,7 +42,30 @@ class Store(Protocol):
         """Record the outcome. ``lease`` limits the silence of a ``durable`` transaction between here and COMMIT."""
         ...
 
-    def release(self, id: UUID, owner_token: UUID) -> bool: ...
+    def release(self, id: UUID, owner_token: UUID) -> bool:
+        """Free the key, unless an operation has begun under it."""
+        ...
+
+    def advance(
+        self, id: UUID, owner_token: UUID, progress: Progress, *, lease: float, stale_after: float, durable: bool
+    ) -> bool:
+        """Record how far an operation has come, and trust its owner for another ``lease``. A sweeper may take over
+        ``stale_after`` the end of that."""
+        ...
+
+    def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
+        """Leave a claim in flight and end its lease: the outcome is to be found out, in ``sweep_after`` seconds at the
+        earliest; None leaves it to a person."""
+        ...
+
+    def stale(self, limit: int, *, stale_after: float) -> list[Record]:
+        """Claims that a sweeper may take over, the longest lapsed first. ``stale_after`` is for those without their
+        own."""
+        ...
+
+    def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
+        """Own the longest lapsed of them, passing by those that another sweeper is just taking."""
+        ...
 
     def find(self, id: UUID) -> Record | None:
         """What is recorded, expired or not: proof of what was committed, not an answer to a claim."""
@@ -61,6 +85,11 @@ COLUMNS = (
     "response_status",
     "response_headers",
     "response_body",
+    "operation",
+    "parameters",
+    "steps",
+    "held_reason",
+    "sweeps",
 )
 
 
@@ -69,11 +98,16 @@ def record_from(columns: Mapping[str, Any], lease_left: float | None) -> Record:
     response = None
     if columns["state"] == State.SEALED.value:
         headers, body = columns["response_headers"], columns["response_body"]
-        pairs = json.loads(headers) if isinstance(headers, str) else headers
+        pairs = _document(headers)
         response = RecordedResponse(
             status=columns["response_status"],
             headers=tuple((name, value) for name, value in pairs),
             body=None if body is None else bytes(body),
+        )
+    progress = None
+    if columns.get("steps") is not None:
+        progress = Progress.from_documents(
+            columns["operation"], _document(columns["parameters"]), _document(columns["steps"])
         )
     return Record(
         id=columns["id"],
@@ -87,4 +121,12 @@ def record_from(columns: Mapping[str, Any], lease_left: float | None) -> Record:
         attempts=columns["attempts"],
         lease_left=lease_left,
         response=response,
+        progress=progress,
+        held_reason=columns.get("held_reason"),
+        sweeps=columns.get("sweeps", 0),
     )
+
+
+def _document(column: Any) -> Any:
+    # Django hands out jsonb as text to those who go past its fields.
+    return json.loads(column) if isinstance(column, str) else column

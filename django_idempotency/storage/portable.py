@@ -7,13 +7,15 @@ deletion in batches.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone as timezones
 from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
 from django.db.models import Q
+from django.db.models.functions import Coalesce, Least
 from django.utils import timezone
 
+from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, State, Verdict
 from ..models import IdempotencyKey
 from .base import COLUMNS, record_from
@@ -94,12 +96,71 @@ class PortableStore:
             response_status=response.status,
             response_headers=[list(pair) for pair in response.headers],
             response_body=response.body,
+            parameters=None,
+            steps=None,
+            held_reason=None,
+            held_at=None,
+            sweep_after=None,
         )
         return Sealing.SEALED if sealed == 1 else Sealing.LOST
 
     def release(self, id: UUID, owner_token: UUID) -> bool:
-        deleted, _ = self._owned(id, owner_token).delete()
+        deleted, _ = self._owned(id, owner_token).filter(steps=None).delete()
         return deleted == 1
+
+    def advance(
+        self,
+        id: UUID,
+        owner_token: UUID,
+        progress: Progress,
+        *,
+        lease: float,
+        stale_after: float,
+        durable: bool,  # noqa: ARG002
+    ) -> bool:
+        advanced = self._owned(id, owner_token).update(
+            operation=progress.operation,
+            parameters=progress.parameters,
+            steps=progress.steps_document(),
+            recovery_point=progress.recovery_point,
+            held_reason=None,
+            held_at=None,
+            sweep_after=None,
+            stale_after=stale_after,
+            lease_expires_at=timezone.now() + timedelta(seconds=lease),
+        )
+        return advanced == 1
+
+    def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
+        now = timezone.now()
+        held = self._owned(id, owner_token).update(
+            held_reason=reason,
+            held_at=Coalesce("held_at", models.Value(now)),
+            lease_expires_at=Least("lease_expires_at", models.Value(now)),
+            sweeps=models.F("sweeps") + 1,
+            sweep_after=_NEVER if sweep_after is None else now + timedelta(seconds=sweep_after),
+        )
+        return held == 1
+
+    def stale(self, limit: int, *, stale_after: float) -> list[Record]:
+        now = timezone.now()
+        due = Q(sweep_after=None) | Q(sweep_after__lte=now)
+        lapsed = self._keys.filter(due, state=State.IN_FLIGHT.value, lease_expires_at__lte=now)
+        # Durations are not for every database to add up; the rows in flight are few.
+        rows = [row for row in lapsed.order_by("lease_expires_at") if _stale_at(row, stale_after) <= now]
+        return [record for record in (_record(row, now) for row in rows[:limit]) if record is not None]
+
+    def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
+        for record in self.stale(_TRIES, stale_after=stale_after):
+            seen = self._owned(record.id, record.owner_token)
+            taken = seen.update(
+                owner_token=owner_token,
+                attempts=models.F("attempts") + 1,
+                lease_expires_at=timezone.now() + timedelta(seconds=lease),
+            )
+            if taken == 1:
+                return self.find(record.id)
+        return None
 
     def find(self, id: UUID) -> Record | None:
         return _record(self._keys.filter(id=id).first(), timezone.now())
@@ -110,6 +171,18 @@ class PortableStore:
 
     def _owned(self, id: UUID, owner_token: UUID) -> models.QuerySet[IdempotencyKey]:
         return self._keys.filter(id=id, state=State.IN_FLIGHT.value, owner_token=owner_token)
+
+
+# Rivals that may be ahead of a sweeper before it gives up for this round.
+_TRIES = 20
+
+# What "never by itself" is where a column needs a time.
+_NEVER = datetime(9999, 1, 1, tzinfo=timezones.utc)
+
+
+def _stale_at(row: IdempotencyKey, stale_after: float) -> datetime:
+    lapsed: datetime = row.lease_expires_at
+    return lapsed + timedelta(seconds=stale_after if row.stale_after is None else row.stale_after)
 
 
 def _record(row: IdempotencyKey | None, now: datetime) -> Record | None:

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from django.db import OperationalError, connections, transaction
 
+from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Verdict
 from .base import COLUMNS, record_from
 from .transactions import sqlstate
@@ -20,17 +21,43 @@ from .transactions import sqlstate
 _CLAIM = "SELECT * FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s)"
 _SEAL = "SELECT idempotency_seal_v1(%s, %s, %s, %s::smallint, %s::jsonb, %s, %s, %s)"
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
-_RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s"
-_FIND = (
-    f"SELECT {', '.join(COLUMNS)}, extract(epoch FROM k.lease_expires_at - clock_timestamp())::float8"  # noqa: S608
-    " FROM idempotency_key AS k WHERE k.id = %s"
+_RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s AND steps IS NULL"
+_ADVANCE = "SELECT idempotency_advance_v1(%s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s)"
+_HOLD = """
+UPDATE idempotency_key_in_flight SET
+    held_reason = %s,
+    held_at = coalesce(held_at, clock_timestamp()),
+    lease_expires_at = least(lease_expires_at, clock_timestamp()),
+    sweeps = least(sweeps + 1, 32767),
+    sweep_after = coalesce(clock_timestamp() + make_interval(secs => %s), 'infinity')
+WHERE id = %s AND owner_token = %s
+"""
+_RECORD = ", ".join(f"{{row}}.{column}" for column in COLUMNS) + (
+    ", extract(epoch FROM {row}.lease_expires_at - clock_timestamp())::float8"
 )
+_FIND = f"SELECT {_RECORD.format(row='k')} FROM idempotency_key AS k WHERE k.id = %s"  # noqa: S608 - names of columns
 _RENEW = """
 UPDATE idempotency_key_in_flight AS k SET lease_expires_at = clock_timestamp() + make_interval(secs => lease.seconds)
 FROM unnest(%s::uuid[], %s::uuid[], %s::float8[]) AS lease (id, owner_token, seconds)
 WHERE k.id = lease.id AND k.owner_token = lease.owner_token
 RETURNING k.id
 """
+_STALE = """
+FROM idempotency_key_in_flight AS k
+WHERE k.lease_expires_at + make_interval(secs => coalesce(k.stale_after, %s)) <= clock_timestamp()
+    AND (k.sweep_after IS NULL OR k.sweep_after <= clock_timestamp())
+ORDER BY k.lease_expires_at
+LIMIT %s
+"""
+_LIST_STALE = f"SELECT {_RECORD.format(row='k')} {_STALE}"
+_TAKE_STALE = f"""
+UPDATE idempotency_key_in_flight AS taken SET
+    owner_token = %s,
+    attempts = least(taken.attempts + 1, 32767),
+    lease_expires_at = clock_timestamp() + make_interval(secs => %s)
+WHERE taken.id = (SELECT k.id {_STALE} FOR UPDATE SKIP LOCKED)
+RETURNING {_RECORD.format(row="taken")}
+"""  # noqa: S608 - names of columns
 
 JUST_MOVING = "40001"
 """SQLSTATE of a write to a row that somebody is moving to another partition: it is not ours any more."""
@@ -106,6 +133,39 @@ class PostgresStore:
                     return False
                 raise
             return bool(cursor.rowcount)
+
+    def advance(
+        self, id: UUID, owner_token: UUID, progress: Progress, *, lease: float, stale_after: float, durable: bool
+    ) -> bool:
+        arguments = (
+            id,
+            owner_token,
+            progress.operation,
+            json.dumps(progress.parameters),
+            json.dumps(progress.steps_document()),
+            progress.recovery_point,
+            lease,
+            stale_after,
+            durable,
+        )
+        (advanced,) = self._row(_ADVANCE, arguments)
+        return bool(advanced)
+
+    def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute(_HOLD, (reason, sweep_after, id, owner_token))
+            return bool(cursor.rowcount)
+
+    def stale(self, limit: int, *, stale_after: float) -> list[Record]:
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute(_LIST_STALE, (stale_after, limit))
+            return [_record(row) for row in cursor.fetchall()]
+
+    def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute(_TAKE_STALE, (owner_token, lease, stale_after, 1))
+            row = cursor.fetchone()
+        return _record(row) if row else None
 
     def find(self, id: UUID) -> Record | None:
         with connections[self.alias].cursor() as cursor:
