@@ -135,6 +135,24 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+_PLAIN_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":"))
+_FIRST_SURROGATE = "\ud800"
+
+
+def canonical_json_of_parsed(value: JsonValue) -> str:
+    """The same text for what :func:`parse_json` made, by the standard library's encoder wherever it writes that text.
+
+    Several times as fast. It would also write floats and tuples, which are no exact values and which no parser made.
+    """
+    try:
+        text = _PLAIN_ENCODER.encode(value)
+    except (TypeError, RecursionError):
+        # A Number, or a caller near the end of the stack.
+        return canonical_json(value)
+    # Below the surrogates names sort alike by code points and by UTF-16.
+    return text if text.isascii() or max(text) < _FIRST_SURROGATE else canonical_json(value)
+
+
 class _Ready(str):
     """Output, as opposed to a value that is still to be written."""
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
-from .canonical import JsonValue, canonical_json, parse_json
+from .canonical import JsonValue, canonical_json_of_parsed, parse_json
 
 SCHEME = 1
 """The scheme of new records. Older ones are compared under their own, so a released scheme never changes."""
@@ -223,7 +223,7 @@ def fingerprint(content: Content, rules: FingerprintRules, scheme: int = SCHEME)
     if describe is None:
         known = ", ".join(map(str, _SCHEMES))
         raise ValueError(f"Unknown fingerprint scheme {scheme!r} (known: {known}). Is the record from a newer release?")
-    return hashlib.sha256(canonical_json(describe(content, rules)).encode()).digest()
+    return hashlib.sha256(canonical_json_of_parsed(describe(content, rules)).encode()).digest()
 
 
 def _scheme_1(content: Content, rules: FingerprintRules) -> JsonValue:

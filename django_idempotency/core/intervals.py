@@ -46,7 +46,8 @@ def plan(existing: Sequence[Interval], now: datetime, max_retention: timedelta) 
             missing.append(Interval(cursor, upper))
             cursor = upper
         cursor = max(cursor, taken.upper)
-    return missing
+    # Where intervals grew longer, the present one may begin with a gap that lies in the past: nothing expires there.
+    return [interval for interval in missing if interval.upper > now]
 
 
 def reach_of(existing: Sequence[Interval], now: datetime) -> datetime:

@@ -249,7 +249,7 @@ def _body(request: Request) -> Body:
         fields = MultiValueDict()
     if not isinstance(files, MultiValueDict):
         files = MultiValueDict({name: [upload] for name, upload in files.items()})
-    return multipart_body(fields, files)
+    return multipart_body(_http(request), fields, files)
 
 
 def _representation_parameters(request: Request) -> set[str]:

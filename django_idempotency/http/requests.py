@@ -79,7 +79,7 @@ def read_body(request: HttpRequest) -> Body:
     if request.content_type == "multipart/form-data" and request.method == "POST":
         with translated_errors():
             _refuse_consumed(request)
-            return multipart_body(request.POST, request.FILES)
+            return multipart_body(request, request.POST, request.FILES)
     return raw_body(request)
 
 
@@ -103,12 +103,27 @@ def raw_body(request: HttpRequest) -> Body:
     return OpaqueBody(hashlib.sha256(raw).hexdigest(), len(raw), content_type)
 
 
-def multipart_body(fields: MultiValueDict[str, Any], files: MultiValueDict[str, Any]) -> MultipartBody:
-    """Fields and digests of the files, which are rewound for the view. The boundary plays no part."""
+def multipart_body(
+    request: HttpRequest, fields: MultiValueDict[str, Any], files: MultiValueDict[str, Any]
+) -> MultipartBody:
+    """Fields and digests of the files, which are rewound for the view. The boundary plays no part.
+
+    :raises MalformedBody: the request has a body, and nothing of it was read.
+    """
+    if not fields and not files and not _is_empty_form(request):
+        raise MalformedBody("no part of its form can be read, or something in front of the view has read them before")
     return MultipartBody(
         tuple((name, value) for name, values in fields.lists() for value in values if isinstance(value, str)),
         tuple(_file_digest(name, upload) for name, uploads in files.lists() for upload in uploads),
     )
+
+
+def _is_empty_form(request: HttpRequest) -> bool:
+    """Whether there is room for no more than the closing boundary. Django drops parts that it cannot read, and all of a
+    form whose stream was consumed, without a word: every such request would be the same one."""
+    boundary = (request.content_params or {}).get("boundary", "")
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    return not length.isdigit() or int(length) <= len(boundary) + len("\r\n----\r\n")
 
 
 def _file_digest(name: str, upload: Any) -> FileDigest:

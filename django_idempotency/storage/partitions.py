@@ -19,12 +19,19 @@ MARK = "django_idempotency: leaf of sealed keys"
 # Two creators that both see a gap would collide; the second waits here and then finds it filled.
 _ADVISORY_LOCK = 0x1DE3_0001
 
+# Set for this statement alone, and before any bound is looked at: dates that are read as they were written ("IST" is
+# not), and an end to waiting where DDL has locked the table.
 _BOUNDS = """
+WITH session AS MATERIALIZED (
+    SELECT set_config('datestyle', 'ISO', true) || set_config('lock_timeout', '2s', true) AS is_set
+)
 SELECT extract(epoch FROM bounds[1]::timestamptz), extract(epoch FROM bounds[2]::timestamptz)
-FROM pg_inherits AS i
+FROM session
+CROSS JOIN pg_inherits AS i
 JOIN pg_class AS leaf ON leaf.oid = i.inhrelid
 CROSS JOIN LATERAL regexp_match(
-    pg_get_expr(leaf.relpartbound, leaf.oid), 'FROM \\(''([^'']+)''\\) TO \\(''([^'']+)''\\)'
+    CASE WHEN session.is_set <> '' THEN pg_get_expr(leaf.relpartbound, leaf.oid) END,
+    'FROM [(]''([^'']+)''[)] TO [(]''([^'']+)''[)]'
 ) AS bounds
 WHERE i.inhparent = 'idempotency_key_sealed'::regclass AND bounds IS NOT NULL
 ORDER BY 1
@@ -85,8 +92,14 @@ def creating(connection: BaseDatabaseWrapper, *, lock_timeout: str = "2s") -> It
 
 def create_leaves(connection: BaseDatabaseWrapper, intervals: list[Interval]) -> None:
     with connection.cursor() as cursor:
+        # Beside their parent, which may not be where this session makes tables: the schema of a tenant may go.
+        cursor.execute(
+            "SELECT quote_ident(nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+            " WHERE c.oid = 'idempotency_key_sealed'::regclass"
+        )
+        (schema,) = cursor.fetchone()
         for interval in intervals:
-            name = _free_name(cursor, interval)
+            name = _free_name(cursor, f"{schema}.{_name(interval)}")
             for statement in _statements(name, interval):
                 cursor.execute(statement)
 
@@ -97,14 +110,14 @@ def create_leaf_statements() -> list[str]:
     return [statement for interval in first for statement in _statements(_name(interval), interval)]
 
 
-def _free_name(cursor: Any, interval: Interval) -> str:
-    name, attempt = _name(interval), 1
+def _free_name(cursor: Any, wanted: str) -> str:
+    name, attempt = wanted, 1
     while True:
         cursor.execute("SELECT to_regclass(%s) IS NULL", (name,))
         if cursor.fetchone()[0]:
             return name
         attempt += 1
-        name = f"{_name(interval)}_{attempt}"
+        name = f"{wanted}_{attempt}"
 
 
 def _name(interval: Interval) -> str:

@@ -13,14 +13,21 @@ from decimal import Decimal
 import pytest
 from hypothesis import given, strategies as st
 
-from django_idempotency.core.canonical import MAX_DEPTH, Number, canonical_json, parse_json
+from django_idempotency.core.canonical import (
+    MAX_DEPTH,
+    Number,
+    canonical_json,
+    canonical_json_of_parsed,
+    parse_json,
+)
 from django_idempotency.core.errors import MalformedBody
 
 
 def canonical(text: str | bytes) -> str:
-    return canonical_json(
-        parse_json(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-    )
+    value = parse_json(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+    written = canonical_json(value)
+    assert canonical_json_of_parsed(value) == written
+    return written
 
 
 def one_number(lexeme: str) -> str:
@@ -160,9 +167,7 @@ LEAVES = (
     | st.integers()
     | st.text(max_size=8)
     | st.text(alphabet=st.characters(categories=["Cs"]), max_size=1)
-    | st.integers(-99999, 99999).map(
-        lambda digits: Number("0e0") if not digits else parse_json(b"%de-2" % digits)
-    )
+    | st.integers(-99999, 99999).map(lambda digits: Number("0e0") if not digits else parse_json(b"%de-2" % digits))
 )
 VALUES = st.recursive(
     LEAVES,
@@ -178,6 +183,17 @@ def test_the_canonical_text_reads_back_as_the_same_value(value):
     assert canonical_json(again) == text
     # Python holds True equal to 1; repr does not.
     assert repr(ordered(again)) == repr(ordered(value))
+
+
+@given(VALUES)
+def test_the_fast_way_writes_the_same_text(value):
+    assert canonical_json_of_parsed(value) == canonical_json(value)
+
+
+@pytest.mark.parametrize("names", ["ab", "éa", "\uffff\U00010000", "\ue000\U0001f600", "\ud800\uffff", "ż\ud7ff"])
+def test_the_fast_way_sorts_names_by_their_utf_16(names):
+    value = dict.fromkeys([*names, names], 1)
+    assert canonical_json_of_parsed(value) == canonical_json(value)
 
 
 def ordered(value):

@@ -128,6 +128,13 @@ def test_a_longer_max_retention_adds_and_removes_nothing():
     assert reach_of([*existing, *added], at("2026-12-01")) >= horizon(at("2026-12-01"), 30 * DAY)
 
 
+def test_longer_intervals_do_not_reach_back_behind_the_first_leaf():
+    existing = plan([], at("2026-12-04"), WEEK)
+    added = plan(existing, at("2026-12-04"), 30 * DAY)
+    assert plan([], at("2026-12-04"), 30 * DAY)[0].lower < existing[0].lower, "they would begin before it"
+    assert added[0].lower == existing[-1].upper
+
+
 def test_a_shorter_max_retention_needs_nothing_new():
     existing = plan([], at("2026-12-01"), 30 * DAY)
     assert plan(existing, at("2026-12-01"), WEEK) == []
@@ -158,6 +165,7 @@ def test_whatever_existed_the_plan_fills_every_gap_and_overlaps_nothing(data, no
     assert all(interval.lower < interval.upper for interval in planned)
     assert all(one.upper <= other.lower for one, other in pairwise(together))
     assert reach_of(together, now) >= horizon(now, retention)
+    assert all(interval.upper > now for interval in planned)
     assert plan(together, now, retention) == [], "planning is idempotent"
 
 
