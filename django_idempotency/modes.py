@@ -170,7 +170,7 @@ class Leased:
         connection = connections[self._store.alias]
         if connection.in_atomic_block and not within_test_case(connection):
             raise ImproperlyConfigured(
-                "A LEASED claim must commit before the view runs, and an atomic() block around the view prevents that. "
+                "The claim must commit before the view runs, and an atomic() block around the view prevents that. "
                 "Remove the block, or use IdempotencyMode.ATOMIC without it."
             )
         return self._store.claim_committed(self._claim)
@@ -179,11 +179,14 @@ class Leased:
         return self._store.take_over(record, self._claim)
 
     def begin(self) -> None:
+        self._renew()
+        self._transactions.reopen(self._store.alias)
+
+    def _renew(self) -> None:
         # Inside a TestCase another connection sees neither the claim nor its lease.
         if self._store.renews_leases and not connections[self._store.alias].in_atomic_block:
             claim = self._claim
             self._renewal = renewal.start(self._store.alias, claim.id, claim.owner_token, claim.lease)
-        self._transactions.reopen(self._store.alias)
 
     def undo(self) -> None:
         self._transactions.roll_back()
@@ -206,7 +209,21 @@ class Leased:
             logger.exception("%s could not be released; its lease ends within %g s.", self._claim.id, self._claim.lease)
 
 
-MODES: dict[IdempotencyMode, type[Atomic | Leased]] = {
+class Phased(Leased):
+    """The claim commits first; what follows commits phase by phase, and an operation sees to that.
+
+    The view around it runs outside any transaction of ours: what it writes there commits by itself, unfenced.
+    """
+
+    def begin(self) -> None:
+        self._renew()
+
+    def undo(self) -> None:
+        pass
+
+
+MODES: dict[IdempotencyMode, type[Atomic | Leased | Phased]] = {
     IdempotencyMode.ATOMIC: Atomic,
     IdempotencyMode.LEASED: Leased,
+    IdempotencyMode.PHASED: Phased,
 }

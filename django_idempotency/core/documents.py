@@ -24,22 +24,25 @@ def as_document(value: object, path: str) -> Any:
 
 
 def _check(value: object, path: str) -> None:
-    if value is None or isinstance(value, bool | int):
-        return
+    if isinstance(value, dict):
+        for name, member in value.items():
+            if not isinstance(name, str):
+                raise NotStorable(f"{path} has the key {name!r}, which is not a string.")
+            _check_leaf(name, f"a key of {path}")
+            _check(member, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for position, member in enumerate(value):
+            _check(member, f"{path}[{position}]")
+    else:
+        _check_leaf(value, path)
+
+
+def _check_leaf(value: object, path: str) -> None:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise NotStorable(f"{path} is {value!r}, which JSON cannot hold.")
     elif isinstance(value, str):
         if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
             raise NotStorable(f"{path} holds a NUL or a lone surrogate, which PostgreSQL cannot store.")
-    elif isinstance(value, dict):
-        for name, member in value.items():
-            if not isinstance(name, str):
-                raise NotStorable(f"{path} has the key {name!r}, which is not a string.")
-            _check(name, f"a key of {path}")
-            _check(member, f"{path}.{name}")
-    elif isinstance(value, list | tuple):
-        for position, member in enumerate(value):
-            _check(member, f"{path}[{position}]")
-    else:
+    elif value is not None and not isinstance(value, bool | int):
         raise NotStorable(f"{path} is a {type(value).__name__}, which is not JSON: convert it, to a str for example.")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from typing import Any
 
+from .policy import IdempotencyPolicy
 from .states import Record
 
 
@@ -62,10 +64,11 @@ class Definition:
     function: Callable[..., Any]
     downstream_takes_keys: bool
     resolver: Resolver | None
-    void: Callable[[Record], Any] | None
+    void: Callable[..., Any] | None
     call_timeout: timedelta
     downstream_retention: timedelta
     stale_after: timedelta
+    policy: IdempotencyPolicy
 
     @property
     def strategy(self) -> Strategy:
@@ -83,6 +86,19 @@ class Definition:
         effect, and a person needs the rest of the time.
         """
         return self.downstream_retention * 3 / 4
+
+
+def may_resume(definition: Definition, record: Record, *, now: float | None = None) -> bool:
+    """Whether a second run can go on where the first one stopped.
+
+    Phases can always be resumed. A call that was started and has no answer can be sent again only where the other side
+    takes keys, and while it certainly remembers them.
+    """
+    open_call = record.progress.open_call if record.progress else None
+    if open_call is None or open_call.started_at is None:
+        return True
+    age = (time.time() if now is None else now) - open_call.started_at
+    return definition.downstream_takes_keys and age < definition.last_resend.total_seconds()
 
 
 class Registry:

@@ -135,6 +135,12 @@ class ResolvedPolicy:
     operation: str | None
     body_codec: BodyCodec | None
 
+    def stored_body(self, body: bytes) -> bytes | None:
+        """What is kept of a response body: packed by the codec, and nothing of one that is over the limit."""
+        if len(body) > self.max_response_bytes:
+            return None
+        return body if self.body_codec is None else self.body_codec.pack(body)
+
 
 def _boolean(name: str, value: object) -> bool:
     if not isinstance(value, bool):

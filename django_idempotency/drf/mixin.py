@@ -153,14 +153,24 @@ class IdempotencyMixin(_Base):
             except IdempotencyError as error:
                 passage.answer = self.get_idempotency_error_response(error)
         if passage.answer is not None:
-            # Stands in for the answer in finalize_response, which a plain HttpResponse would crash in some projects.
-            return Response({}, status=passage.answer.status_code)
+            return _placeholder(passage.answer)
         try:
             return handler(request, *args, **kwargs)
+        except IdempotencyError as error:
+            # An operation's. The project's exception handler could only turn it into something else.
+            return _placeholder(self._abandoned(passage, error))
         except Exception as error:
             passage.exception = error
             passage.exchange.undo()
             raise
+
+    def _abandoned(self, passage: _Passage, error: IdempotencyError) -> HttpResponse:
+        try:
+            passage.exchange.abandon(error)
+        except IdempotencyError as better:
+            error = better
+        passage.answer = self.get_idempotency_error_response(error)
+        return passage.answer
 
     def _policy_for(self, handler: Handler, request: Request) -> ResolvedPolicy | None:
         policy, mark = self.get_idempotency_policy(), mark_of(handler)
@@ -204,6 +214,11 @@ class IdempotencyMixin(_Base):
         if not isinstance(page, BrowsableAPIRenderer):
             return capture(response, policy)
         return capture(_representation(cast("Response", response), page.get_default_renderer(self)), policy)
+
+
+def _placeholder(answer: HttpResponse) -> Response:
+    # Stands in for the answer in finalize_response, which a plain HttpResponse would crash in some projects.
+    return Response({}, status=answer.status_code)
 
 
 def _rendered(response: HttpResponseBase) -> HttpResponseBase:

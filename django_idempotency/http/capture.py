@@ -44,13 +44,19 @@ _ACCEPTS_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))", re.IGNO
 def capture(response: HttpResponseBase, policy: ResolvedPolicy) -> RecordedResponse:
     """What a retry will receive. Reads a stream up to the limit of the policy, and puts it back."""
     body = _body(response, policy.max_response_bytes)
-    if body is not None and policy.body_codec is not None:
-        body = policy.body_codec.pack(body)
-    return RecordedResponse(response.status_code, _headers(response, policy), body)
+    stored = None if body is None else policy.stored_body(body)
+    return RecordedResponse(response.status_code, _headers(response, policy), stored)
 
 
 def replay(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequest) -> HttpResponse:
-    """The recorded answer again.
+    """The recorded answer again, marked as such. :raises ResponseNotStored: see :func:`as_response`."""
+    response = as_response(recorded, policy, request)
+    response[current().REPLAYED_HEADER] = "true"
+    return response
+
+
+def as_response(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequest) -> HttpResponse:
+    """What was recorded, as a response to this request.
 
     :raises ResponseNotStored: its body was not kept, or cannot be unpacked any more.
     """
@@ -72,7 +78,6 @@ def replay(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequ
         request.headers.get("Accept-Encoding", "")
     ):
         _uncompress(response)
-    response[current().REPLAYED_HEADER] = "true"
     return response
 
 

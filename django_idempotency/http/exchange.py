@@ -18,8 +18,9 @@ from ..core.scope import scope
 from ..core.states import RecordedResponse
 from ..failpoints import hit
 from ..modes import RequestTransactions
-from ..service import Execution, Intent, Outcome
-from .capture import capture, replay
+from ..ownership import Outcome
+from ..service import Execution, Intent
+from .capture import as_response, capture, put_into, replay
 from .requests import has_key
 
 
@@ -109,8 +110,8 @@ class Exchange:
             return response
         hit("after_effect")
         final = render(response)
-        self._execution.finish(Outcome(final.status_code, lambda: record(final, policy), exception))
-        return final
+        sealed = self._execution.finish(Outcome(final.status_code, lambda: record(final, policy), exception))
+        return final if sealed is None else put_into(final, as_response(sealed, policy, self._request))
 
     def abandon(self, error: BaseException) -> None:
         """An exception leaves the view: nothing is kept.

@@ -54,8 +54,8 @@ class Store(Protocol):
         ...
 
     def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
-        """Leave a claim in flight and end its lease: the outcome is to be found out, in ``sweep_after`` seconds at the
-        earliest; None leaves it to a person."""
+        """Say why a claim stays in flight. A sweeper takes it up in ``sweep_after`` seconds at the earliest; never, if
+        that is None: it is for a person."""
         ...
 
     def stale(self, limit: int, *, stale_after: float) -> list[Record]:
@@ -72,7 +72,7 @@ class Store(Protocol):
         ...
 
 
-COLUMNS = (
+CLAIM_COLUMNS = (
     "id",
     "scope",
     "key",
@@ -85,12 +85,10 @@ COLUMNS = (
     "response_status",
     "response_headers",
     "response_body",
-    "operation",
-    "parameters",
-    "steps",
-    "held_reason",
-    "sweeps",
 )
+"""What the answer to a claim needs."""
+
+COLUMNS = (*CLAIM_COLUMNS, "operation", "parameters", "steps", "held_reason", "sweeps")
 
 
 def record_from(columns: Mapping[str, Any], lease_left: float | None) -> Record:

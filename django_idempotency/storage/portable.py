@@ -12,7 +12,7 @@ from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
 from django.db.models import Q
-from django.db.models.functions import Coalesce, Least
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from ..core.progress import Progress
@@ -136,8 +136,6 @@ class PortableStore:
         held = self._owned(id, owner_token).update(
             held_reason=reason,
             held_at=Coalesce("held_at", models.Value(now)),
-            lease_expires_at=Least("lease_expires_at", models.Value(now)),
-            sweeps=models.F("sweeps") + 1,
             sweep_after=_NEVER if sweep_after is None else now + timedelta(seconds=sweep_after),
         )
         return held == 1
@@ -156,6 +154,7 @@ class PortableStore:
             taken = seen.update(
                 owner_token=owner_token,
                 attempts=models.F("attempts") + 1,
+                sweeps=models.F("sweeps") + 1,
                 lease_expires_at=timezone.now() + timedelta(seconds=lease),
             )
             if taken == 1:
@@ -181,8 +180,9 @@ _NEVER = datetime(9999, 1, 1, tzinfo=timezones.utc)
 
 
 def _stale_at(row: IdempotencyKey, stale_after: float) -> datetime:
-    lapsed: datetime = row.lease_expires_at
-    return lapsed + timedelta(seconds=stale_after if row.stale_after is None else row.stale_after)
+    return (row.lease_expires_at or _NEVER) + timedelta(
+        seconds=stale_after if row.stale_after is None else row.stale_after
+    )
 
 
 def _record(row: IdempotencyKey | None, now: datetime) -> Record | None:

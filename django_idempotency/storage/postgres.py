@@ -15,7 +15,7 @@ from django.db import OperationalError, connections, transaction
 
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Verdict
-from .base import COLUMNS, record_from
+from .base import CLAIM_COLUMNS, COLUMNS, record_from
 from .transactions import sqlstate
 
 _CLAIM = "SELECT * FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s)"
@@ -27,8 +27,6 @@ _HOLD = """
 UPDATE idempotency_key_in_flight SET
     held_reason = %s,
     held_at = coalesce(held_at, clock_timestamp()),
-    lease_expires_at = least(lease_expires_at, clock_timestamp()),
-    sweeps = least(sweeps + 1, 32767),
     sweep_after = coalesce(clock_timestamp() + make_interval(secs => %s), 'infinity')
 WHERE id = %s AND owner_token = %s
 """
@@ -54,6 +52,7 @@ _TAKE_STALE = f"""
 UPDATE idempotency_key_in_flight AS taken SET
     owner_token = %s,
     attempts = least(taken.attempts + 1, 32767),
+    sweeps = least(taken.sweeps + 1, 32767),
     lease_expires_at = clock_timestamp() + make_interval(secs => %s)
 WHERE taken.id = (SELECT k.id {_STALE} FOR UPDATE SKIP LOCKED)
 RETURNING {_RECORD.format(row="taken")}
@@ -209,10 +208,10 @@ def _arguments(claim: Claim, limit_silence: bool) -> tuple[Any, ...]:
 def _answer(claim: Claim, row: tuple[Any, ...]) -> ClaimAnswer:
     verdict, *standing = row
     if verdict == Verdict.FOUND.value:
-        return ClaimAnswer(Verdict.FOUND, _record((claim.id, *standing)))
+        return ClaimAnswer(Verdict.FOUND, _record((claim.id, *standing), CLAIM_COLUMNS))
     return ClaimAnswer(Verdict(verdict))
 
 
-def _record(row: tuple[Any, ...]) -> Record:
+def _record(row: tuple[Any, ...], names: tuple[str, ...] = COLUMNS) -> Record:
     *columns, lease_left = row
-    return record_from(dict(zip(COLUMNS, columns, strict=True)), lease_left)
+    return record_from(dict(zip(names, columns, strict=True)), lease_left)

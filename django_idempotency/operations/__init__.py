@@ -1,0 +1,22 @@
+"""Effects in other systems: operations of phases and calls that survive a kill between any two of them."""
+
+from ..core.derivation import derive_key
+from ..core.documents import NotStorable
+from ..core.operations import DidNotHappen, Happened, Unknown
+from .declare import Operation, operation
+from .run import Answer, CallInTransaction, Declined, Op, OperationChanged
+
+__all__ = [
+    "Answer",
+    "CallInTransaction",
+    "Declined",
+    "DidNotHappen",
+    "Happened",
+    "NotStorable",
+    "Op",
+    "Operation",
+    "OperationChanged",
+    "Unknown",
+    "derive_key",
+    "operation",
+]

@@ -1,0 +1,286 @@
+"""A key that is ours: what its owner may do with it, and how that ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFailure, IntegrityError, connections, transaction
+
+from . import retention
+from .core.errors import (
+    BrokenTransaction,
+    LeaseLost,
+    OutcomeUnknown,
+    StoreUnavailable,
+    TransactionConflict,
+)
+from .core.outcomes import Decision
+from .core.policy import ResolvedPolicy
+from .core.progress import Progress
+from .core.states import Claim, Record, RecordedResponse, Sealing, State
+from .failpoints import hit
+from .modes import Mode
+from .storage import Store
+from .storage.transactions import PASSING, cannot_commit, sqlstate
+
+logger = logging.getLogger("django_idempotency")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the view came to.
+
+    :param record: makes what a retry will receive. Called only if the outcome is to be sealed.
+    :param exception: what the handler raised, where the response was made of that.
+    """
+
+    status: int
+    record: Callable[[], RecordedResponse]
+    exception: BaseException | None = None
+
+
+@dataclass
+class OwnedKey:
+    store: Store
+    claim: Claim
+    policy: ResolvedPolicy
+    mode: Mode
+
+    def seal(self, response: RecordedResponse, *, durable: bool) -> None:
+        """Record the outcome in the open transaction, which the caller commits.
+
+        :raises LeaseLost: the key is somebody else's now. :raises StoreUnavailable: no partition takes the record. In
+            both cases the transaction has to be rolled back.
+        """
+        hit("before_seal")
+        self.mode.before_seal()
+        sealing = self._try_seal(response, durable)
+        if sealing is Sealing.NO_PARTITION:
+            retention.forget_reach(self.store.alias)
+            retention.ensure_leaf(self.store.alias, self.policy.retention)
+            sealing = self._try_seal(response, durable)
+        if sealing is Sealing.LOST:
+            logger.warning("%s was taken over while this attempt ran; its writes are rolled back.", self.claim.id)
+            raise LeaseLost
+        if sealing is not Sealing.SEALED:
+            raise StoreUnavailable(f"no partition of {self.store.alias!r} takes the record")
+        logger.info("%s is sealed with %d.", self.claim.id, response.status)
+        hit("after_seal")
+
+    def _try_seal(self, response: RecordedResponse, durable: bool) -> Sealing:
+        return self.store.seal(
+            self.claim.id,
+            self.claim.owner_token,
+            response,
+            retention=self.policy.retention.total_seconds(),
+            lease=self.claim.lease,
+            durable=durable,
+        )
+
+    def look_up(self, error: BaseException) -> Record | None:
+        """What the database knows of our key, after an ``error`` that left open what it did.
+
+        :raises LeaseLost: the key is somebody else's. :raises OutcomeUnknown: the database cannot be asked.
+        """
+        connections[self.store.alias].close_if_unusable_or_obsolete()
+        try:
+            record = self.store.find(self.claim.id)
+        except DatabaseFailure:
+            raise OutcomeUnknown from error
+        if record is not None and record.owner_token != self.claim.owner_token:
+            raise LeaseLost from error
+        return record
+
+
+@dataclass
+class TransactionalKey(OwnedKey):
+    """Owned in ATOMIC or LEASED mode: the whole view is one transaction."""
+
+    undone: bool = False
+
+    def undo(self) -> None:
+        self.undone = True
+        try:
+            self.mode.undo()
+        except DatabaseFailure:
+            # The handler's own error goes on to the project; the broken transaction is met again at the end.
+            logger.exception("The writes under %s could not be undone one by one.", self.claim.id)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Seal or release, and commit."""
+        try:
+            sealed = self._settle(outcome)
+        except BaseException as error:
+            self.abandon(error)
+            if isinstance(error, DatabaseFailure):
+                raise StoreUnavailable(kind(error)) from error
+            raise
+        if not sealed:
+            self.abandon(None)
+            return
+        self._commit()
+        hit("after_commit")
+
+    def abandon(self, error: BaseException | None) -> None:
+        """Roll everything back and release the key.
+
+        :raises TransactionConflict: the ``error`` that left the view is of a kind that a repetition gets past.
+        """
+        hit("before_release")
+        self.mode.release()
+        logger.info("%s is released.", self.claim.id)
+        hit("after_release")
+        if isinstance(error, DatabaseFailure) and sqlstate(error) in PASSING:
+            logger.warning("%s met a rival in the database: SQLSTATE %s.", self.claim.id, sqlstate(error))
+            raise TransactionConflict from error
+
+    def _settle(self, outcome: Outcome) -> bool:
+        """Seal, if that is what the rules say and the transaction can carry it."""
+        broken = self._is_broken()
+        if broken and outcome.exception is None and outcome.status < 400:
+            logger.error("%s: the view answered %d over a broken transaction.", self.claim.id, outcome.status)
+            raise BrokenTransaction
+        if self.policy.outcomes.decision(outcome.status, outcome.exception) is Decision.RELEASE:
+            return False
+        if broken:
+            self.mode.undo()
+        self.seal(outcome.record(), durable=self.mode.durable)
+        return True
+
+    def _is_broken(self) -> bool:
+        connection = connections[self.store.alias]
+        if self.undone and not connection.closed_in_transaction:
+            # The framework marks the transaction of a request whose handler raised; those writes are undone already.
+            transaction.set_rollback(False, using=self.store.alias)
+        return cannot_commit(connection)
+
+    def _commit(self) -> None:
+        """Commit, and find out what became of it where the answer was lost."""
+        try:
+            self.mode.commit()
+        except Exception as error:
+            record = self.look_up(error)
+            if record is not None and record.state is State.SEALED:
+                logger.exception("%s is committed; what follows the COMMIT failed.", self.claim.id)
+                return
+            if not _database_refused(error):
+                raise OutcomeUnknown from error
+            self.mode.release()
+            if sqlstate(error) in PASSING:
+                raise TransactionConflict from error
+            raise  # of a deferred constraint or trigger: the project's own error
+
+
+@dataclass
+class PhasedKey(OwnedKey):
+    """Owned in PHASED mode: an operation advances it and seals it, each time in a transaction of its own.
+
+    :param progress: how far the operation has come; None before its first phase or call.
+    :param sealed: the answer, once the operation has finished.
+    """
+
+    progress: Progress | None = None
+    sealed: RecordedResponse | None = None
+
+    def undo(self) -> None:
+        pass
+
+    def advance(self, progress: Progress, *, stale_after: float, durable: bool) -> None:
+        """Record how far the operation has come, in the open transaction or, outside of one, at once.
+
+        :raises LeaseLost: the key is somebody else's now; the open transaction has to be rolled back.
+        """
+        advanced = self.store.advance(
+            self.claim.id,
+            self.claim.owner_token,
+            progress,
+            lease=self.claim.lease,
+            stale_after=stale_after,
+            durable=durable,
+        )
+        if not advanced:
+            logger.warning("%s was taken over; this attempt at %s stops.", self.claim.id, progress.operation)
+            raise LeaseLost
+        self.progress = progress
+
+    def finish(self, outcome: Outcome) -> RecordedResponse | None:
+        """The answer that the operation has sealed, to be sent whatever the view made of it; None where none has begun.
+
+        :raises OutcomeUnknown: the operation has begun and not ended.
+        :raises ImproperlyConfigured: the view answered with success and ran no operation.
+        """
+        if self.sealed is not None:
+            return self.sealed
+        self.abandon(outcome.exception)
+        if self.sealed is None and outcome.status < 400:
+            raise ImproperlyConfigured(
+                "A view in PHASED mode answered without finishing an operation, so nothing was recorded for a retry. "
+                "Run an operation in it, or choose another mode."
+            )
+        return self.sealed
+
+    def abandon(self, error: BaseException | None) -> None:
+        """Release the key where nothing has begun; hold it where nobody knows how it ended.
+
+        :raises OutcomeUnknown: it is held.
+        """
+        if self.sealed is not None:
+            return
+        self.mode.before_seal()
+        hit("before_release")
+        self.mode.release()
+        hit("after_release")
+        reason = error or RuntimeError("the operation did not finish")
+        record = self.look_up(reason)
+        if record is None:
+            logger.info("%s is released.", self.claim.id)
+        elif record.state is State.SEALED:
+            # The COMMIT that sealed it succeeded, and only its answer was lost.
+            self.sealed = record.response
+        else:
+            self.hold(describe(reason))
+            raise OutcomeUnknown(retry_after=max(1.0, record.lease_left or 1.0)) from error
+
+    def hold(self, reason: str, *, sweep_after: float | None = 0.0) -> None:
+        """Leave the key in flight, for a sweeper or a person to find out. Never an error: the lease ends anyway."""
+        logger.error("%s is held: %s", self.claim.id, reason)
+        self.mode.before_seal()
+        try:
+            self.store.hold(self.claim.id, self.claim.owner_token, reason, sweep_after=sweep_after)
+        except DatabaseFailure:
+            logger.exception("%s could not be marked as held; its lease ends by itself.", self.claim.id)
+
+
+current_key: ContextVar[PhasedKey | None] = ContextVar("django_idempotency_current_key", default=None)
+"""The key that an operation called in a view belongs to."""
+
+
+def describe(error: BaseException) -> str:
+    """An error for a record that operators read: its kind, and never its text, which may quote somebody's data."""
+    cause = error.__cause__
+    if isinstance(error, OutcomeUnknown) and isinstance(cause, Unanswered):
+        return str(cause)
+    return kind(error)
+
+
+class Unanswered(Exception):
+    """Which call, and what kind of silence: a text of ours that may be stored and logged."""
+
+    def __init__(self, step: str, error: Exception) -> None:
+        super().__init__(f"the call {step!r} ended in {kind(error)}")
+        self.__cause__ = error
+
+
+def kind(error: BaseException) -> str:
+    """The class of an error: the message of a database error may quote the values of a row."""
+    return type(error.__cause__ or error).__name__
+
+
+def _database_refused(error: Exception) -> bool:
+    """Whether the server itself said no to a COMMIT, and not a connection that broke: nothing is committed."""
+    state = sqlstate(error)
+    return isinstance(error, IntegrityError) or (state is not None and not state.startswith(("08", "57P")))
