@@ -140,16 +140,14 @@ class Atomic:
         pass
 
     def commit(self) -> None:
-        self._forget_savepoint()
+        if self._savepoint is not None:
+            self._savepoint.forget()
         self._transactions.commit()
 
     def release(self) -> None:
-        self._forget_savepoint()
-        self._transactions.roll_back()
-
-    def _forget_savepoint(self) -> None:
         if self._savepoint is not None:
-            self._savepoint.forget()
+            self._savepoint.forget(rolling_back=True)
+        self._transactions.roll_back()
 
 
 class Leased:

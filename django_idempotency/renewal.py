@@ -104,7 +104,15 @@ class _Renewer:
 
     def _renew(self, alias: str, renewals: list[Renewal]) -> None:
         with own_connection(alias) as connection:
-            owned = _still_owned(connection, renewals)
+            if postgres.renewable(connection):
+                owned = _still_owned(connection, renewals)
+            else:
+                owned = set()
+                logger.warning(
+                    "Leases on %r are not renewed: its transactions are not READ COMMITTED. "
+                    "A view that is slower than its lease may run twice, and keep one effect.",
+                    alias,
+                )
         for renewal in renewals:
             if renewal.id not in owned:
                 # The owner learns it at its next write, which is fenced.

@@ -7,7 +7,7 @@ looked at. What comes out of ``finalize_response`` is sealed as the project made
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, cast
@@ -17,11 +17,12 @@ from django.http.response import HttpResponseBase
 from django.utils.cache import patch_vary_headers
 from django.utils.datastructures import MultiValueDict
 from django.views import View
-from rest_framework.parsers import FileUploadParser, MultiPartParser
+from rest_framework.parsers import BaseParser, FileUploadParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
+from rest_framework.utils.mediatypes import media_type_matches
 from rest_framework.views import APIView
 
 from ..conf import current
@@ -131,7 +132,7 @@ class IdempotencyMixin(_Base):
         try:
             passage.exchange.open()
             try:
-                passage.unreadable = _read_ahead(request)
+                passage.unreadable = _read_ahead(request, self.parser_classes)
                 name = (request.method or "").lower()
                 handler = getattr(self, name, None) if name in self.http_method_names else None
                 if handler is not None:
@@ -237,9 +238,16 @@ def _representation(response: Any, renderer: Any) -> HttpResponse:
     return result
 
 
-def _read_ahead(request: HttpRequest) -> IdempotencyError | None:
-    """Keep the bytes of a keyed request before anything parses them: once a parser read the stream they are gone."""
-    if request.method in SAFE_METHODS or not has_key(request) or request.content_type == "multipart/form-data":
+def _read_ahead(request: HttpRequest, parsers: Iterable[type[BaseParser]]) -> IdempotencyError | None:
+    """Keep the bytes of a keyed request before anything parses them: once a parser read the stream they are gone.
+
+    Uploads are left alone: their parsers keep what can be read again, and need no memory for it.
+    """
+    content_type = request.content_type or ""
+    if request.method in SAFE_METHODS or not has_key(request) or content_type == "multipart/form-data":
+        return None
+    parser = next((each for each in parsers if media_type_matches(each.media_type, content_type)), BaseParser)
+    if issubclass(parser, FileUploadParser):
         return None
     try:
         with translated_errors():

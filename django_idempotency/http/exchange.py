@@ -9,6 +9,7 @@ from typing import Any
 from django.db import Error as DatabaseFailure
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.translation import get_language
 
 from ..conf import current
 from ..core.errors import IdempotencyError, MissingKey, StoreUnavailable
@@ -40,6 +41,12 @@ def rendered(response: Any) -> HttpResponseBase:
         response = response.render()
     result: HttpResponseBase = response
     return result
+
+
+def _name_language(request: HttpRequest, response: HttpResponseBase) -> None:
+    """Say what LocaleMiddleware would say later: of a replay it knows the retry's language, and not the body's."""
+    if hasattr(request, "LANGUAGE_CODE") and not response.has_header("Content-Language"):
+        response["Content-Language"] = get_language() or request.LANGUAGE_CODE
 
 
 class Exchange:
@@ -110,6 +117,7 @@ class Exchange:
             return response
         hit("after_effect")
         final = render(response)
+        _name_language(self._request, final)
         sealed = self._execution.finish(Outcome(final.status_code, lambda: record(final, policy), exception))
         return final if sealed is None else put_into(final, as_response(sealed, policy, self._request))
 

@@ -16,7 +16,7 @@ from django.db import OperationalError, connections, transaction
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Verdict
 from .base import CLAIM_COLUMNS, COLUMNS, record_from
-from .transactions import sqlstate
+from .transactions import sqlstate, transaction_on
 
 _CLAIM = "SELECT * FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s)"
 _SEAL = "SELECT idempotency_seal_v1(%s, %s, %s, %s::smallint, %s::jsonb, %s, %s, %s)"
@@ -177,6 +177,17 @@ class PostgresStore:
             cursor.execute(statement, arguments)
             row: tuple[Any, ...] = cursor.fetchone()
             return row
+
+
+def renewable(connection: Any) -> bool:
+    """Whether an owner on such a connection can seal what was renewed since its transaction began.
+
+    Under a stricter isolation than READ COMMITTED it cannot: the renewed row is newer than its snapshot.
+    """
+    with transaction_on(connection), connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        (level,) = cursor.fetchone()
+    return bool(level == "read committed")
 
 
 def renew(connection: Any, leases: list[tuple[UUID, UUID, float]]) -> set[UUID]:

@@ -33,7 +33,7 @@ class TravellingSavepoint:
         self._connection.needs_rollback = False
         self._connection.savepoint_rollback(self._id)
 
-    def forget(self) -> None:
+    def forget(self, *, rolling_back: bool = False) -> None:  # noqa: ARG002
         """End it without a statement: the COMMIT or ROLLBACK that follows ends it in the database."""
         if self._id in self._connection.savepoint_ids:
             self._connection.savepoint_ids.remove(self._id)
@@ -56,9 +56,9 @@ class NestedSavepoint:
         self._exit(_Undone())
         self.began()
 
-    def forget(self) -> None:
-        if self._atomic is not None:
-            self._exit(None)
+    def forget(self, *, rolling_back: bool = False) -> None:
+        # Releasing it raises where the transaction is broken or the connection is gone; undoing it never does.
+        self._exit(_Undone() if rolling_back else None)
 
     def _exit(self, reason: BaseException | None) -> None:
         atomic, self._atomic = self._atomic, None
@@ -131,6 +131,7 @@ def transaction_on(connection: BaseDatabaseWrapper) -> Iterator[None]:
     try:
         yield
         connection.commit()
+        connection.set_autocommit(True)
     except BaseException:
         connection.rollback()
         raise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import subprocess
+import sys
 from datetime import timedelta
 from functools import partial, wraps
 from pathlib import Path
@@ -118,7 +120,7 @@ def add_database(settings, monkeypatch):
         settings.IDEMPOTENCY = {**settings.IDEMPOTENCY}  # the one reader of it looks again
         added.append(alias)
 
-    added: list[str] = []
+    added = []
     yield add
     for alias in added:
         connections[alias].close()
@@ -781,8 +783,33 @@ class TestOddCallbacks:
         assert check_views() == []
 
     def test_a_project_without_rest_framework(self, of_views, monkeypatch):
-        monkeypatch.delitem(__import__("sys").modules, "rest_framework.views")
+        monkeypatch.delitem(sys.modules, "rest_framework.views")
         assert of_views(idempotent_view(scope=by_header)(_plain)) == []
+
+    def test_a_project_of_nothing_but_django_and_this_app(self):
+        """No users, no middleware, no REST framework: the checks run, and bring none of it in."""
+        program = """
+import sys
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_idempotency"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    ROOT_URLCONF=(urls := type("urls", (), {})),
+)
+import django
+django.setup()
+from django.http import HttpResponse
+from django.urls import path
+from django_idempotency.http import idempotent_view
+urls.urlpatterns = [path("", idempotent_view(lambda request: HttpResponse()))]
+from django.core.checks import run_checks
+print(sorted(message.id for message in run_checks(databases=["default"])))
+print([name for name in ("rest_framework", "django.contrib.auth.models") if name in sys.modules])
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+        found, loaded = done.stdout.splitlines()
+        assert found == str([f"django_idempotency.{each}" for each in ("W008", "W023", "W031")])
+        assert loaded == "[]"
 
     def test_nothing_of_the_project_is_called(self, of_views):
         def explosive(request):

@@ -60,7 +60,8 @@ class Laboratory:
         del connections[alias]
 
     def close(self) -> None:
-        for alias in self.aliases:
+        while self.aliases:
+            alias = self.aliases.pop()
             self.end(alias)
             del connections.settings[alias]
             retention.forget_reach(alias)

@@ -11,7 +11,7 @@ from django.db import connection
 Seen = TypeVar("Seen")
 
 
-def eventually(look: Callable[[], Seen], what: str, *, within: float = 20.0) -> Seen:
+def eventually(look: Callable[[], Seen | None], what: str, *, within: float = 20.0) -> Seen:
     """Look until there is something to see, and return it.
 
     :raises AssertionError: there is nothing until the deadline.

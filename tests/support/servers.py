@@ -1,0 +1,40 @@
+"""The example under gunicorn, on the database of the tests."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from urllib.parse import urlsplit, urlunsplit
+
+from django.db import connection
+
+from example_project.serving import ApiServer
+
+ONE_REQUEST_A_PROCESS = {"GUNICORN_CMD_ARGS": "--worker-class sync"}
+"""With ``threads=1``: what happens to a process then happens to one request."""
+
+
+def served(environment: Mapping[str, str] | None = None, *, workers: int = 2, threads: int = 8) -> ApiServer:
+    """:param environment: added to what makes a server work for tests."""
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}")
+    defaults = {
+        "DATABASE_URL": urlunsplit(url),
+        "DJANGO_SETTINGS_MODULE": "tests.support.served_settings",
+        "IDEMPOTENCY_FAILPOINTS_ENABLED": "true",
+    }
+    return ApiServer(defaults | dict(environment or {}), workers=workers, threads=threads)
+
+
+def workers_of(api: ApiServer) -> list[int]:
+    """Processes that serve now."""
+    booted = (int(pid) for pid in re.findall(r"Booting worker with pid: (\d+)", api.log()))
+    return [pid for pid in booted if _lives(pid)]
+
+
+def _lives(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
