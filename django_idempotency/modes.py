@@ -21,7 +21,7 @@ logger = logging.getLogger("django_idempotency")
 class RequestTransactions:
     """The transactions that one request's effects commit in: those of ATOMIC_REQUESTS, and the claim's.
 
-    They are durable, so that an outer ``atomic()``, which could undo a recorded answer after it was sent, is loud.
+    They are durable: an outer ``atomic()``, which could undo a recorded answer after it was sent, is refused.
 
     :param opted_out: aliases that the project took this view out of ATOMIC_REQUESTS for.
     :param reopened: called when the transaction of the effect is begun anew, where what ``SET LOCAL`` set before the
@@ -39,6 +39,7 @@ class RequestTransactions:
         configured = [alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"]]
         for alias in (*(alias for alias in configured if alias not in self._opted_out), *extra):
             if alias not in self._outermost:
+                refuse_outer_block(alias)
                 outermost = not connections[alias].in_atomic_block
                 self._stack.enter_context(transaction.atomic(using=alias, durable=True))
                 self._outermost[alias] = outermost
@@ -64,6 +65,17 @@ class RequestTransactions:
     def _taken(self) -> ExitStack:
         stack, self._stack, self._outermost = self._stack, ExitStack(), {}
         return stack
+
+
+def refuse_outer_block(alias: str) -> None:
+    """:raises ImproperlyConfigured: somebody else's transaction is open, whose end would decide over ours."""
+    connection = connections[alias]
+    if connection.in_atomic_block and not within_test_case(connection):
+        raise ImproperlyConfigured(
+            f"An atomic() block on {alias!r} is open around an idempotent view: rolled back after the answer was sent, "
+            "it would undo what that answer says. Remove it (look for a decorator or a middleware); the view gets a "
+            "transaction anyway."
+        )
 
 
 class _RolledBack(Exception):
@@ -94,8 +106,8 @@ class Mode(Protocol):
 
     def commit(self) -> None: ...
 
-    def release(self) -> None:
-        """Nothing happened: roll everything back and free the key."""
+    def release(self) -> bool:
+        """Nothing happened: roll everything back and free the key. False where it was not ours to free."""
         ...
 
 
@@ -144,10 +156,11 @@ class Atomic:
             self._savepoint.forget()
         self._transactions.commit()
 
-    def release(self) -> None:
+    def release(self) -> bool:
         if self._savepoint is not None:
             self._savepoint.forget(rolling_back=True)
         self._transactions.roll_back()
+        return True
 
 
 class Leased:
@@ -165,12 +178,7 @@ class Leased:
 
     def claim(self) -> ClaimAnswer:
         self._transactions.commit()
-        connection = connections[self._store.alias]
-        if connection.in_atomic_block and not within_test_case(connection):
-            raise ImproperlyConfigured(
-                "The claim must commit before the view runs, and an atomic() block around the view prevents that. "
-                "Remove the block, or use IdempotencyMode.ATOMIC without it."
-            )
+        refuse_outer_block(self._store.alias)
         return self._store.claim_committed(self._claim)
 
     def take_over(self, record: Record) -> bool:
@@ -197,14 +205,15 @@ class Leased:
     def commit(self) -> None:
         self._transactions.commit()
 
-    def release(self) -> None:
+    def release(self) -> bool:
         self.before_seal()
         self._transactions.roll_back()
         try:
-            self._store.release(self._claim.id, self._claim.owner_token)
+            return self._store.release(self._claim.id, self._claim.owner_token)
         except DatabaseFailure:
             # Not lost: the lease ends by itself and the next attempt takes over.
             logger.exception("%s could not be released; its lease ends within %g s.", self._claim.id, self._claim.lease)
+            return False
 
 
 class Phased(Leased):

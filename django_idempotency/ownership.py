@@ -25,7 +25,7 @@ from .core.states import Claim, Record, RecordedResponse, Sealing, State
 from .failpoints import hit
 from .modes import Mode
 from .storage import Store
-from .storage.transactions import PASSING, cannot_commit, sqlstate
+from .storage.transactions import cannot_commit, passing, sqlstate
 
 logger = logging.getLogger("django_idempotency")
 
@@ -131,11 +131,11 @@ class TransactionalKey(OwnedKey):
         :raises TransactionConflict: the ``error`` that left the view is of a kind that a repetition gets past.
         """
         hit("before_release")
-        self.mode.release()
-        logger.info("%s is released.", self.claim.id)
+        if self.mode.release():
+            logger.info("%s is released.", self.claim.id)
         hit("after_release")
-        if isinstance(error, DatabaseFailure) and sqlstate(error) in PASSING:
-            logger.warning("%s met a rival in the database: SQLSTATE %s.", self.claim.id, sqlstate(error))
+        if isinstance(error, DatabaseFailure) and (why := passing(error)):
+            logger.warning("%s was rolled back by the database: %s.", self.claim.id, why)
             raise TransactionConflict from error
 
     def _settle(self, outcome: Outcome) -> bool:
@@ -170,7 +170,7 @@ class TransactionalKey(OwnedKey):
             if not _database_refused(error):
                 raise OutcomeUnknown from error
             self.mode.release()
-            if sqlstate(error) in PASSING:
+            if passing(error):
                 raise TransactionConflict from error
             raise  # of a deferred constraint or trigger: the project's own error
 

@@ -40,12 +40,10 @@ class Intent:
 
 
 class Execution:
-    """One request from the claim to the commit, its methods called once each in this order::
+    """One request from the claim to the commit.
 
-    execution = Execution(transactions)
-    record = execution.claim(intent, policy)     # a record to replay, or None: run the handler
-    execution.undo()                             # only when the handler raised
-    execution.finish(outcome)                    # or abandon(), when there is no outcome
+    ``claim`` answers with a record to replay, or with None: run the handler. ``undo`` follows only when that raised.
+    ``finish`` ends it, or ``abandon`` where there is no outcome.
     """
 
     def __init__(self, transactions: RequestTransactions) -> None:
@@ -104,7 +102,7 @@ class Execution:
                 self.transactions.commit()
                 return answer.record
             _check_lapsed(answer.record)
-            _check_resumable(store.find(claim.id), policy)
+            _check_resumable(answer.record, policy)
             if not mode.take_over(answer.record):
                 raise InProgress
             logger.warning("%s is taken over: its lease lapsed after attempt %d.", claim.id, answer.record.attempts)
@@ -195,9 +193,9 @@ def _check_lapsed(record: Record) -> None:
         raise InProgress(record.lease_left)
 
 
-def _check_resumable(record: Record | None, policy: ResolvedPolicy) -> None:
+def _check_resumable(record: Record, policy: ResolvedPolicy) -> None:
     """:raises Held: an operation has begun under this key, and sending again could be a second effect."""
-    if record is None or record.progress is None:
+    if record.progress is None:
         return
     definition = registry.get(record.progress.operation)
     if policy.mode is not IdempotencyMode.PHASED or definition is None or not may_resume(definition, record):

@@ -59,7 +59,7 @@ def _protected(view: Any, policy: IdempotencyPolicy) -> Any:
     cls = None
     for layer in beneath(view):
         cls = cls or _class_of(layer)
-        _refuse_foreign(view, _class_of(layer))
+        _refuse_foreign(view, layer)
     name = dotted(cls or view)
 
     @wraps(view)
@@ -96,7 +96,8 @@ def _protected(view: Any, policy: IdempotencyPolicy) -> Any:
     return protected
 
 
-def _refuse_foreign(view: Any, cls: Any) -> None:
+def _refuse_foreign(view: Any, layer: Any) -> None:
+    cls = layer if isinstance(layer, type) else _class_of(layer)
     if not callable(view):
         raise TypeError(f"idempotent_view protects views; {view!r} is not callable.")
     if iscoroutinefunction(view) or getattr(cls, "view_is_async", False):
@@ -106,6 +107,23 @@ def _refuse_foreign(view: Any, cls: Any) -> None:
             "This is a REST framework view, whose caller is not known before its own dispatch. "
             "Use IdempotencyMixin or idempotent from django_idempotency.drf."
         )
+    if _wraps_dispatch(layer) and (guard := _access_mixin(cls)):
+        raise TypeError(
+            f"{guard} decides inside dispatch who may ask, which is behind idempotent_view: it would not be asked on a "
+            "replay. Put its decorator in front instead, as in login_required(idempotent_view(OrderView.as_view()))."
+        )
+
+
+def _wraps_dispatch(layer: Any) -> bool:
+    return not isinstance(layer, MethodType) or layer.__name__ == "dispatch"
+
+
+def _access_mixin(cls: Any) -> str | None:
+    """By name: to import it would load the models of users, which a project may not have."""
+    mro = cls.__mro__ if isinstance(cls, type) else ()
+    if any((base.__module__, base.__name__) == ("django.contrib.auth.mixins", "AccessMixin") for base in mro):
+        return next((base.__name__ for base in mro if base.__module__ == "django.contrib.auth.mixins"), None)
+    return None
 
 
 def _class_of(layer: Any) -> Any:

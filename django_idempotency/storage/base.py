@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 from uuid import UUID
@@ -72,7 +71,7 @@ class Store(Protocol):
         ...
 
 
-CLAIM_COLUMNS = (
+COLUMNS = (
     "id",
     "scope",
     "key",
@@ -85,10 +84,12 @@ CLAIM_COLUMNS = (
     "response_status",
     "response_headers",
     "response_body",
+    "operation",
+    "parameters",
+    "steps",
+    "held_reason",
+    "sweeps",
 )
-"""What the answer to a claim needs."""
-
-COLUMNS = (*CLAIM_COLUMNS, "operation", "parameters", "steps", "held_reason", "sweeps")
 
 
 def record_from(columns: Mapping[str, Any], lease_left: float | None) -> Record:
@@ -96,17 +97,14 @@ def record_from(columns: Mapping[str, Any], lease_left: float | None) -> Record:
     response = None
     if columns["state"] == State.SEALED.value:
         headers, body = columns["response_headers"], columns["response_body"]
-        pairs = _document(headers)
         response = RecordedResponse(
             status=columns["response_status"],
-            headers=tuple((name, value) for name, value in pairs),
+            headers=tuple((name, value) for name, value in headers),
             body=None if body is None else bytes(body),
         )
     progress = None
-    if columns.get("steps") is not None:
-        progress = Progress.from_documents(
-            columns["operation"], _document(columns["parameters"]), _document(columns["steps"])
-        )
+    if columns["steps"] is not None:
+        progress = Progress.from_documents(columns["operation"], columns["parameters"], columns["steps"])
     return Record(
         id=columns["id"],
         scope=columns["scope"],
@@ -120,11 +118,6 @@ def record_from(columns: Mapping[str, Any], lease_left: float | None) -> Record:
         lease_left=lease_left,
         response=response,
         progress=progress,
-        held_reason=columns.get("held_reason"),
-        sweeps=columns.get("sweeps", 0),
+        held_reason=columns["held_reason"],
+        sweeps=columns["sweeps"],
     )
-
-
-def _document(column: Any) -> Any:
-    # Django hands out jsonb as text to those who go past its fields.
-    return json.loads(column) if isinstance(column, str) else column

@@ -8,6 +8,7 @@ successor carries the next version.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -15,11 +16,9 @@ from django.db import OperationalError, connections, transaction
 
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Verdict
-from .base import CLAIM_COLUMNS, COLUMNS, record_from
+from .base import record_from
 from .transactions import sqlstate, transaction_on
 
-_CLAIM = "SELECT * FROM idempotency_claim_v1(%s, %s, %s, %s, %s::smallint, %s, %s, %s, %s, %s)"
-_SEAL = "SELECT idempotency_seal_v1(%s, %s, %s, %s::smallint, %s::jsonb, %s, %s, %s)"
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s AND steps IS NULL"
 _ADVANCE = "SELECT idempotency_advance_v1(%s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s)"
@@ -30,10 +29,7 @@ UPDATE idempotency_key_in_flight SET
     sweep_after = coalesce(clock_timestamp() + make_interval(secs => %s), 'infinity')
 WHERE id = %s AND owner_token = %s
 """
-_RECORD = ", ".join(f"{{row}}.{column}" for column in COLUMNS) + (
-    ", extract(epoch FROM {row}.lease_expires_at - clock_timestamp())::float8"
-)
-_FIND = f"SELECT {_RECORD.format(row='k')} FROM idempotency_key AS k WHERE k.id = %s"  # noqa: S608 - names of columns
+_FIND = "SELECT idempotency_record_v1(k)::text FROM idempotency_key AS k WHERE k.id = %s"
 _RENEW = """
 UPDATE idempotency_key_in_flight AS k SET lease_expires_at = clock_timestamp() + make_interval(secs => lease.seconds)
 FROM unnest(%s::uuid[], %s::uuid[], %s::float8[]) AS lease (id, owner_token, seconds)
@@ -55,8 +51,8 @@ UPDATE idempotency_key_in_flight AS taken SET
     sweeps = least(taken.sweeps + 1, 32767),
     lease_expires_at = clock_timestamp() + make_interval(secs => %s)
 WHERE taken.id = (SELECT k.id {_STALE} FOR UPDATE SKIP LOCKED)
-RETURNING {_RECORD.format(row="taken")}
-"""  # noqa: S608 - names of columns
+RETURNING taken.id, idempotency_record_v1(taken)::text
+"""
 
 JUST_MOVING = "40001"
 """SQLSTATE of a write to a row that somebody is moving to another partition: it is not ours any more."""
@@ -70,31 +66,28 @@ class PostgresStore:
         self.alias = alias
 
     def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
-        statement = f"{_CLAIM}; {savepoint}" if savepoint else _CLAIM
-        return _answer(claim, self._row(statement, _arguments(claim, limit_silence)))
+        statement = _claim_statement(
+            scheme=claim.fingerprint_scheme,
+            mode=claim.mode.value,
+            lease=claim.lease,
+            max_wait=claim.max_wait,
+            limit_silence=limit_silence,
+            savepoint=savepoint,
+        )
+        arguments = (claim.id, claim.scope, claim.key, claim.fingerprint, claim.owner_token)
+        answer = json.loads(self._value(statement, arguments))
+        standing = answer.get("record")
+        return ClaimAnswer(Verdict(answer["verdict"]), standing and _record(claim.id, standing))
 
     def claim_committed(self, claim: Claim) -> ClaimAnswer:
+        # In autocommit, a statement is a transaction of its own, in most projects a READ COMMITTED one.
+        answer = self.claim(claim, limit_silence=False, savepoint=None)
         connection = connections[self.alias]
-        arguments = _arguments(claim, False)
-        if connection.in_atomic_block or connection.settings_dict["OPTIONS"].get("server_side_binding"):
-            return self._claim_in_block(claim, arguments)
-        statement = f"BEGIN ISOLATION LEVEL READ COMMITTED; {_CLAIM}; COMMIT"
-        with connection.cursor() as cursor:
-            try:
-                cursor.execute(statement, arguments)
-            except BaseException:
-                connection.rollback()
-                raise
-            cursor.nextset()
-            return _answer(claim, cursor.fetchone())
-
-    def _claim_in_block(self, claim: Claim, arguments: tuple[Any, ...]) -> ClaimAnswer:
-        outermost = not connections[self.alias].in_atomic_block
-        with transaction.atomic(using=self.alias), connections[self.alias].cursor() as cursor:
-            if outermost:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            cursor.execute(_CLAIM, arguments)
-            return _answer(claim, cursor.fetchone())
+        if answer.verdict is not Verdict.WRONG_ISOLATION or connection.in_atomic_block:
+            return answer
+        with transaction.atomic(using=self.alias), connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            return self.claim(claim, limit_silence=False, savepoint=None)
 
     def take_over(self, record: Record, claim: Claim) -> bool:
         arguments = (
@@ -105,23 +98,14 @@ class PostgresStore:
             claim.lease,
             claim.max_wait,
         )
-        (taken,) = self._row(_TAKE_OVER, arguments)
-        return bool(taken)
+        return bool(self._value(_TAKE_OVER, arguments))
 
     def seal(
         self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, lease: float, durable: bool
     ) -> Sealing:
-        arguments = (
-            id,
-            owner_token,
-            retention,
-            response.status,
-            json.dumps(response.headers),
-            response.body,
-            durable,
-            lease,
-        )
-        return Sealing(self._row(_SEAL, arguments)[0])
+        statement = _seal_statement(retention, durable, lease)
+        arguments = (id, owner_token, response.status, json.dumps(response.headers), response.body)
+        return Sealing(self._value(statement, arguments))
 
     def release(self, id: UUID, owner_token: UUID) -> bool:
         with connections[self.alias].cursor() as cursor:
@@ -147,8 +131,7 @@ class PostgresStore:
             stale_after,
             durable,
         )
-        (advanced,) = self._row(_ADVANCE, arguments)
-        return bool(advanced)
+        return bool(self._value(_ADVANCE, arguments))
 
     def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
         with connections[self.alias].cursor() as cursor:
@@ -158,25 +141,24 @@ class PostgresStore:
     def stale(self, limit: int, *, stale_after: float) -> list[Record]:
         with connections[self.alias].cursor() as cursor:
             cursor.execute(_LIST_STALE, (stale_after, limit))
-            return [_record(row) for row in cursor.fetchall()]
+            return [_record(id, json.loads(record)) for id, record in cursor.fetchall()]
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
         with connections[self.alias].cursor() as cursor:
             cursor.execute(_TAKE_STALE, (owner_token, lease, stale_after, 1))
             row = cursor.fetchone()
-        return _record(row) if row else None
+        return _record(row[0], json.loads(row[1])) if row else None
 
     def find(self, id: UUID) -> Record | None:
-        with connections[self.alias].cursor() as cursor:
-            cursor.execute(_FIND, (id,))
-            row = cursor.fetchone()
-        return _record(row) if row else None
+        found = self._value(_FIND, (id,))
+        return None if found is None else _record(id, json.loads(found))
 
-    def _row(self, statement: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _value(self, statement: str, arguments: tuple[Any, ...]) -> Any:
+        """The only column of the only row; None where there is no row."""
         with connections[self.alias].cursor() as cursor:
             cursor.execute(statement, arguments)
-            row: tuple[Any, ...] = cursor.fetchone()
-            return row
+            row = cursor.fetchone()
+            return None if row is None else row[0]
 
 
 def renewable(connection: Any) -> bool:
@@ -190,6 +172,26 @@ def renewable(connection: Any) -> bool:
     return bool(level == "read committed")
 
 
+# What a policy fixes is part of the text, which the driver keeps: converting it cost each request as much again as its
+# own arguments.
+
+
+@lru_cache
+def _claim_statement(
+    *, scheme: int, mode: str, lease: float, max_wait: float, limit_silence: bool, savepoint: str | None
+) -> str:
+    claim = (
+        "SELECT idempotency_claim_v1(%s, %s, %s, %s, %s, "
+        f"{scheme}::smallint, '{mode}', {lease}, {max_wait}, {limit_silence})"
+    )
+    return f"{claim}; {savepoint}" if savepoint else claim
+
+
+@lru_cache
+def _seal_statement(retention: float, durable: bool, lease: float) -> str:
+    return f"SELECT idempotency_seal_v1(%s, %s, %s::smallint, %s::jsonb, %s, {retention}, {durable}, {lease})"
+
+
 def renew(connection: Any, leases: list[tuple[UUID, UUID, float]]) -> set[UUID]:
     """Extend leases, given as (id, owner token, seconds), in one statement.
 
@@ -201,28 +203,13 @@ def renew(connection: Any, leases: list[tuple[UUID, UUID, float]]) -> set[UUID]:
         return {row[0] for row in cursor.fetchall()}
 
 
-def _arguments(claim: Claim, limit_silence: bool) -> tuple[Any, ...]:
-    return (
-        claim.id,
-        claim.scope,
-        claim.key,
-        claim.fingerprint,
-        claim.fingerprint_scheme,
-        claim.owner_token,
-        claim.mode.value,
-        claim.lease,
-        claim.max_wait,
-        limit_silence,
-    )
-
-
-def _answer(claim: Claim, row: tuple[Any, ...]) -> ClaimAnswer:
-    verdict, *standing = row
-    if verdict == Verdict.FOUND.value:
-        return ClaimAnswer(Verdict.FOUND, _record((claim.id, *standing), CLAIM_COLUMNS))
-    return ClaimAnswer(Verdict(verdict))
-
-
-def _record(row: tuple[Any, ...], names: tuple[str, ...] = COLUMNS) -> Record:
-    *columns, lease_left = row
-    return record_from(dict(zip(names, columns, strict=True)), lease_left)
+def _record(id: UUID, standing: dict[str, Any]) -> Record:
+    """A record in the JSON of ``sql/record_v1.sql`` as a value."""
+    body = standing["response_body"]
+    columns = standing | {
+        "id": id,
+        "fingerprint": bytes.fromhex(standing["fingerprint"]),
+        "owner_token": UUID(standing["owner_token"]),
+        "response_body": None if body is None else bytes.fromhex(body),
+    }
+    return record_from(columns, standing["lease_left"])

@@ -91,9 +91,18 @@ def sqlstate(error: BaseException) -> str | None:
     return getattr(error.__cause__, "sqlstate", None)
 
 
-PASSING = frozenset({"40001", "40P01", "55P03", "57014", "25P03"})
-"""SQLSTATEs of a transaction that met a rival and can be repeated: serialization failure, deadlock, lock time-out,
-cancelled statement, and the end of a transaction that was silent for so long that its key went to somebody else."""
+_PASSING = {
+    "40001": "it could not be serialized with another transaction",
+    "40P01": "it was in a deadlock with another transaction",
+    "55P03": "it waited too long for a lock",
+    "57014": "a statement of it was cancelled, or ran into statement_timeout",
+    "25P03": "it was silent for longer than its lease; where that is usual, raise the lease or use LEASED mode",
+}
+
+
+def passing(error: BaseException) -> str | None:
+    """What to tell an operator about an error of the database that a repetition of the whole request gets past."""
+    return _PASSING.get(sqlstate(error) or "")
 
 
 def within_test_case(connection: BaseDatabaseWrapper) -> bool:

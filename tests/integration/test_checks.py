@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from django.core.checks import Error, Warning as CheckWarning
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connection, connections
@@ -514,7 +515,7 @@ class TestAtomicRequests:
         """What the check foretells happens: the view cannot run in a transaction of somebody else's."""
         view = self.views()[0]
         assert ids(of_views(bare(view), polite(view))) == {"E022"}
-        with pytest.raises(RuntimeError, match="durable atomic block"):
+        with pytest.raises(ImproperlyConfigured, match="around an idempotent view"):
             client.post("/0/")
         assert client.post("/1/").status_code == 400  # and asks for a key
 

@@ -10,42 +10,28 @@ CREATE FUNCTION idempotency_claim_v1(
     p_scope text,
     p_key text,
     p_fingerprint bytea,
-    p_scheme smallint,
     p_token uuid,
+    p_scheme smallint,
     p_mode text,
     p_lease double precision,  -- seconds
     p_max_wait double precision,  -- seconds
-    p_limit_silence boolean,  -- the open transaction will carry the effect: end it when its client falls silent
-    OUT verdict text,
-    -- What stands, where the verdict is "found". As columns: taking a row apart would cost more than the look.
-    OUT scope text,
-    OUT key text,
-    OUT state text,
-    OUT mode text,
-    OUT fingerprint bytea,
-    OUT fingerprint_scheme smallint,
-    OUT owner_token uuid,
-    OUT attempts smallint,
-    OUT response_status smallint,
-    OUT response_headers jsonb,
-    OUT response_body bytea,
-    OUT lease_left double precision  -- seconds
-) LANGUAGE plpgsql
+    p_limit_silence boolean  -- the open transaction will carry the effect: end it when its client falls silent
+) RETURNS text LANGUAGE plpgsql  -- {"verdict": ...} in JSON, and what stands as "record" where the verdict is "found"
 -- A vacuumed empty leaf makes a sequential scan look free; the cached plan would keep it when the leaf has filled.
 SET enable_seqscan = off
--- Changed below, and put back when the function ends.
-SET lock_timeout = 0
+-- For what is locked before the body begins, such as the type of a row. Changed below, put back when the function ends.
+SET lock_timeout = '2s'
 AS $$
 DECLARE
     started constant timestamptz := clock_timestamp();
     waited double precision := 0;
+    standing text;
     sealed_until timestamptz;
     sealed_rows regclass := 'idempotency_key_sealed';  -- a variable: over a literal, the planner would look once
     ignored text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        verdict := 'wrong_isolation';
-        RETURN;
+        RETURN '{"verdict": "wrong_isolation"}';
     END IF;
     IF p_limit_silence THEN
         ignored := idempotency_limit_silence_v1(p_lease);
@@ -54,19 +40,11 @@ BEGIN
     WHILE waited < p_max_wait LOOP
         ignored := set_config('lock_timeout', idempotency_milliseconds_v1(p_max_wait - waited), true);
 
-        SELECT
-            k.scope, k.key, k.state, k.mode, k.fingerprint, k.fingerprint_scheme, k.owner_token, k.attempts,
-            k.response_status, k.response_headers, k.response_body,
-            extract(epoch FROM k.lease_expires_at - clock_timestamp())
-        INTO
-            scope, key, state, mode, fingerprint, fingerprint_scheme, owner_token, attempts,
-            response_status, response_headers, response_body,
-            lease_left
+        SELECT json_build_object('verdict', 'found', 'record', idempotency_record_v1(k)) INTO standing
         FROM idempotency_key AS k
         WHERE k.id = p_id AND (k.state = 'in_flight' OR k.expires_at > clock_timestamp());
         IF FOUND THEN
-            verdict := 'found';
-            RETURN;
+            RETURN standing;
         END IF;
 
         BEGIN
@@ -100,9 +78,8 @@ BEGIN
             -- Left in place, an expired record would collide with the new one at the seal, after the effect.
             DELETE FROM idempotency_key_sealed AS k WHERE k.id = p_id AND k.expires_at <= clock_timestamp();
         END IF;
-        verdict := 'claimed';
-        RETURN;
+        RETURN '{"verdict": "claimed"}';
     END LOOP;
-    verdict := 'waited';
+    RETURN '{"verdict": "waited"}';
 END
 $$;

@@ -3,10 +3,10 @@
 CREATE FUNCTION idempotency_seal_v1(
     p_id uuid,
     p_token uuid,
-    p_retention double precision,  -- seconds
     p_status smallint,
     p_headers jsonb,
     p_body bytea,
+    p_retention double precision,  -- seconds
     p_durable boolean,  -- the commit that follows is the one that the caller will be told about
     p_lease double precision  -- seconds
 ) RETURNS text LANGUAGE plpgsql
