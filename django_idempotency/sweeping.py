@@ -139,7 +139,7 @@ def _look_up(key: PhasedKey, record: Record, definition: Definition, progress: P
     resolution = _asked(definition, record)
     if isinstance(resolution, Happened):
         result = as_document(resolution.result, f"the resolver's result for {open_call.name!r}")
-        found = Step(**{**open_call.__dict__, "done": True, "result": result})
+        found = Step(**{**open_call.__dict__, "done": True, "declined": resolution.declined, "result": result})
         stale_after = definition.stale_after.total_seconds()
         key.advance(progress.with_step(found), stale_after=stale_after, durable=True)
         run(key, definition, progress.parameters)

@@ -31,9 +31,13 @@ class Strategy(str, Enum):
 
 @dataclass(frozen=True)
 class Happened:
-    """A resolver's word: the call took effect, with this result."""
+    """A resolver's word: the other side acted on the call, and this is its definitive answer.
+
+    :param declined: the answer was a refusal, as if the call had raised ``Declined`` with this result.
+    """
 
     result: Any
+    declined: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from ..core.derivation import derive_key
 from ..core.documents import NotStorable
 from ..core.operations import DidNotHappen, Happened, Unknown
+from ..core.states import Record
 from .declare import Operation, operation
 from .run import Answer, CallInTransaction, Declined, Op, OperationChanged
 
@@ -16,6 +17,7 @@ __all__ = [
     "Op",
     "Operation",
     "OperationChanged",
+    "Record",
     "Unknown",
     "derive_key",
     "operation",
