@@ -14,12 +14,12 @@ from uuid import UUID, uuid4
 
 from .conf import current
 from .core.documents import as_document
-from .core.operations import Definition, DidNotHappen, Happened, Strategy, Unknown, may_resume, registry
+from .core.operations import Definition, DidNotHappen, Happened, Strategy, Unknown, registry
 from .core.policy import IdempotencyPolicy
 from .core.progress import Progress, Step
 from .core.states import Claim, IdempotencyMode, Record
 from .modes import Phased, RequestTransactions
-from .operations.run import Op, run
+from .operations.run import MayNotSendAgain, run
 from .ownership import PhasedKey, describe
 from .storage import Store, store_for
 
@@ -87,7 +87,7 @@ def _resolve(store: Store, record: Record, token: UUID) -> Swept:
     try:
         fate = _settle(key, record)
         reason = ""
-    except _ForAPerson as verdict:
+    except (_ForAPerson, MayNotSendAgain) as verdict:
         fate, reason = Fate.LEFT, str(verdict)
         logger.error("%s is left to a person: %s", record.id, reason)  # noqa: TRY400 - a verdict, not a fault
         key.hold(reason, sweep_after=None)
@@ -117,22 +117,13 @@ def _settle(key: PhasedKey, record: Record) -> Fate:
 def _finish(key: PhasedKey, record: Record, definition: Definition, progress: Progress) -> None:
     open_call = progress.open_call
     if open_call is None or definition.strategy is Strategy.RESUME:
-        _resume(key, record, definition, progress)
+        run(key, definition, progress.parameters)
     elif definition.resolver is not None:
         _look_up(key, record, definition, progress, open_call)
     elif definition.void is not None:
-        definition.void(Op(key, definition, progress, compensating=True), **progress.parameters)
+        run(key, definition, progress.parameters, compensating=True)
     else:
         raise _ForAPerson(f"the call {open_call.name!r} was sent to a system that takes no keys and cannot be asked")
-
-
-def _resume(key: PhasedKey, record: Record, definition: Definition, progress: Progress) -> None:
-    if not may_resume(definition, record):
-        raise _ForAPerson(
-            "a call may not be sent again: the other side takes no keys, or may have forgotten this one "
-            f"(downstream_retention={definition.downstream_retention})"
-        )
-    run(key, definition, progress.parameters)
 
 
 def _look_up(key: PhasedKey, record: Record, definition: Definition, progress: Progress, open_call: Step) -> None:
@@ -146,7 +137,7 @@ def _look_up(key: PhasedKey, record: Record, definition: Definition, progress: P
     elif isinstance(resolution, DidNotHappen):
         # Not proof: the old owner may have been suspended just before sending. Under its derived key it can be sent
         # by both and act once; without keys, a person has to look.
-        _resume(key, record, definition, progress)
+        run(key, definition, progress.parameters)
     elif isinstance(resolution, Unknown):
         raise _Later(resolution.reason)
     else:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from .policy import IdempotencyPolicy
+from .progress import Step
 from .states import Record
 
 
@@ -93,15 +94,17 @@ class Definition:
 
 
 def may_resume(definition: Definition, record: Record, *, now: float | None = None) -> bool:
-    """Whether a second run can go on where the first one stopped.
-
-    Phases can always be resumed. A call that was started and has no answer can be sent again only where the other side
-    takes keys, and while it certainly remembers them.
-    """
+    """Whether a second run can go on where the first one stopped: phases always, a call if it may be sent again."""
     open_call = record.progress.open_call if record.progress else None
-    if open_call is None or open_call.started_at is None:
+    return open_call is None or may_send_again(definition, open_call, now=now)
+
+
+def may_send_again(definition: Definition, call: Step, *, now: float | None = None) -> bool:
+    """Whether a call that was started and has no answer can act no second time: the other side takes keys, and
+    certainly remembers this one."""
+    if call.started_at is None:
         return True
-    age = (time.time() if now is None else now) - open_call.started_at
+    age = (time.time() if now is None else now) - call.started_at
     return definition.downstream_takes_keys and age < definition.last_resend.total_seconds()
 
 

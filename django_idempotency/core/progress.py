@@ -25,6 +25,7 @@ class Step:
     :param key: the derived key that a call is sent under.
     :param started_at: when a call was first started, in seconds since the epoch by the database's clock.
     :param sends: how often it was sent, or was about to be.
+    :param compensating: it belongs to what reverses the others. From then on there is no way back.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Step:
     key: str | None = None
     started_at: float | None = None
     sends: int = 0
+    compensating: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Progress:
     def open_call(self) -> Step | None:
         """The call that was started and has no answer: nobody knows whether it took effect."""
         return next((step for step in self.steps if not step.done), None)
+
+    @property
+    def compensating(self) -> bool:
+        """Whether the effect is being reversed: then every run goes on with that."""
+        return any(step.compensating for step in self.steps)
 
     def step(self, name: str) -> Step | None:
         return next((step for step in self.steps if step.name == name), None)

@@ -19,7 +19,7 @@ from django.db import connections, transaction
 from ..core.derivation import derive_key
 from ..core.documents import as_document
 from ..core.errors import IdempotencyError, OutcomeUnknown
-from ..core.operations import Definition
+from ..core.operations import Definition, may_send_again
 from ..core.progress import Progress, Step, StepKind
 from ..core.states import RecordedResponse, State
 from ..failpoints import hit
@@ -41,6 +41,10 @@ class Declined(Exception):
 
 class CallInTransaction(RuntimeError):
     """A call to another system inside a transaction, which could undo what recorded it."""
+
+
+class MayNotSendAgain(RuntimeError):
+    """A call that may have taken effect, and would take effect once more. The text is ours and safe to store."""
 
 
 class OperationChanged(RuntimeError):
@@ -90,7 +94,8 @@ class Op:
         hit("before_phase", name)
         with self._transaction() as durable:
             result = as_document(fn(), f"the result of the phase {name!r}")
-            self._advance(Step(name, StepKind.PHASE, done=True, result=result), durable=durable)
+            step = Step(name, StepKind.PHASE, done=True, result=result, compensating=self._compensating)
+            self._advance(step, durable=durable)
             hit("before_phase_commit", name)
         hit("after_phase", name)
         return result
@@ -113,7 +118,13 @@ class Op:
 
     def _send(self, name: str, fn: Callable[[str], Any], started: Step | None) -> Step:
         _refuse_transactions(name)
-        step = started or Step(name, StepKind.CALL, key=self.derived_key(name), started_at=time.time())
+        if started is not None and not may_send_again(self._definition, started):
+            raise MayNotSendAgain(
+                f"the call {name!r} may not be sent again: the other side takes no keys, or may have forgotten this "
+                f"one (downstream_retention={self._definition.downstream_retention})"
+            )
+        key, now = self.derived_key(name), time.time()
+        step = started or Step(name, StepKind.CALL, key=key, started_at=now, compensating=self._compensating)
         # Fenced also when it is sent again: an owner that lost its lease must not send at all, if it can be helped.
         step = replace(step, sends=step.sends + 1)
         hit("before_call_started", name)
@@ -209,9 +220,12 @@ def _refuse_transactions(name: str) -> None:
             )
 
 
-def run(key: PhasedKey, definition: Definition, parameters: Mapping[str, Any]) -> Answer:
+def run(
+    key: PhasedKey, definition: Definition, parameters: Mapping[str, Any], *, compensating: bool = False
+) -> Answer:
     """Run an operation under a key that is ours, from its beginning or from where an earlier run stopped.
 
+    :param compensating: reverse what may have happened. Once that has begun, every later run does the same.
     :raises OperationChanged: the record belongs to other code.
     """
     progress = key.progress
@@ -219,7 +233,9 @@ def run(key: PhasedKey, definition: Definition, parameters: Mapping[str, Any]) -
         progress = Progress(definition.name, as_document(dict(parameters), "parameters"))
     elif progress.operation != definition.name:
         raise OperationChanged(f"The key belongs to the operation {progress.operation!r}, not {definition.name!r}.")
-    answer = definition.function(Op(key, definition, progress), **progress.parameters)
+    void = definition.void if compensating or progress.compensating else None
+    op = Op(key, definition, progress, compensating=void is not None)
+    answer = (void or definition.function)(op, **progress.parameters)
     if key.sealed is None or not isinstance(answer, Answer):
         raise ImproperlyConfigured(f"The operation {definition.name!r} must return op.finish(...).")
     return answer
