@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from uuid import UUID
 
@@ -67,6 +68,19 @@ class Record:
     progress: Progress | None = None
     held_reason: str | None = None
     sweeps: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A claim in flight as a person was shown it.
+
+    Whatever an owner, its renewer or a sweeper does changes one of these, so that a decision can be refused that was
+    made on what is no longer so.
+    """
+
+    id: UUID
+    owner_token: UUID
+    lease_expires_at: datetime
 
 
 class Verdict(str, Enum):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any, Protocol
 from uuid import UUID
 
 from ..core.progress import Progress
-from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, State
+from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State
+
+NEVER = datetime(9999, 1, 1, tzinfo=timezone.utc)
+"""When a sweeper takes up what is for a person. Not infinity, which Python has no date for."""
 
 
 class Store(Protocol):
@@ -64,6 +68,15 @@ class Store(Protocol):
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
         """Own the longest lapsed of them, passing by those that another sweeper is just taking."""
+        ...
+
+    def take_seen(self, seen: Seen, owner_token: UUID, *, lease: float) -> Record | None:
+        """Own a lapsed claim as a sweeper does, if nothing has touched it since a person saw it."""
+        ...
+
+    def release_seen(self, seen: Seen, *, whatever_happened: bool) -> bool:
+        """Free the key of a lapsed claim that nothing has touched since; unless something may have happened under it,
+        or ``whatever_happened``."""
         ...
 
     def find(self, id: UUID) -> Record | None:

@@ -7,7 +7,7 @@ deletion in batches.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone as timezones
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
@@ -16,9 +16,9 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from ..core.progress import Progress
-from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, State, Verdict
+from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State, Verdict
 from ..models import IdempotencyKey
-from .base import COLUMNS, record_from
+from .base import COLUMNS, NEVER, record_from
 
 
 class PortableStore:
@@ -105,7 +105,7 @@ class PortableStore:
         return Sealing.SEALED if sealed == 1 else Sealing.LOST
 
     def release(self, id: UUID, owner_token: UUID) -> bool:
-        deleted, _ = self._owned(id, owner_token).filter(steps=None).delete()
+        deleted, _ = self._owned(id, owner_token).filter(steps__isnull=True).delete()
         return deleted == 1
 
     def advance(
@@ -136,7 +136,7 @@ class PortableStore:
         held = self._owned(id, owner_token).update(
             held_reason=reason,
             held_at=Coalesce("held_at", models.Value(now)),
-            sweep_after=_NEVER if sweep_after is None else now + timedelta(seconds=sweep_after),
+            sweep_after=NEVER if sweep_after is None else now + timedelta(seconds=sweep_after),
         )
         return held == 1
 
@@ -150,16 +150,17 @@ class PortableStore:
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
         for record in self.stale(_TRIES, stale_after=stale_after):
-            seen = self._owned(record.id, record.owner_token)
-            taken = seen.update(
-                owner_token=owner_token,
-                attempts=models.F("attempts") + 1,
-                sweeps=models.F("sweeps") + 1,
-                lease_expires_at=timezone.now() + timedelta(seconds=lease),
-            )
-            if taken == 1:
+            if self._take(self._owned(record.id, record.owner_token), owner_token, lease):
                 return self.find(record.id)
         return None
+
+    def take_seen(self, seen: Seen, owner_token: UUID, *, lease: float) -> Record | None:
+        return self.find(seen.id) if self._take(self._as_seen(seen), owner_token, lease) else None
+
+    def release_seen(self, seen: Seen, *, whatever_happened: bool) -> bool:
+        nothing_happened = Q(steps__isnull=True) & ~Q(mode=IdempotencyMode.ATOMIC.value)
+        deleted, _ = self._as_seen(seen).filter(Q() if whatever_happened else nothing_happened).delete()
+        return deleted == 1
 
     def find(self, id: UUID) -> Record | None:
         return _record(self._keys.filter(id=id).first(), timezone.now())
@@ -171,16 +172,27 @@ class PortableStore:
     def _owned(self, id: UUID, owner_token: UUID) -> models.QuerySet[IdempotencyKey]:
         return self._keys.filter(id=id, state=State.IN_FLIGHT.value, owner_token=owner_token)
 
+    def _as_seen(self, seen: Seen) -> models.QuerySet[IdempotencyKey]:
+        lapsed = Q(lease_expires_at=seen.lease_expires_at) & Q(lease_expires_at__lte=timezone.now())
+        return self._owned(seen.id, seen.owner_token).filter(lapsed)
+
+    @staticmethod
+    def _take(keys: models.QuerySet[IdempotencyKey], owner_token: UUID, lease: float) -> bool:
+        taken = keys.update(
+            owner_token=owner_token,
+            attempts=models.F("attempts") + 1,
+            sweeps=models.F("sweeps") + 1,
+            lease_expires_at=timezone.now() + timedelta(seconds=lease),
+        )
+        return taken == 1
+
 
 # Rivals that may be ahead of a sweeper before it gives up for this round.
 _TRIES = 20
 
-# What "never by itself" is where a column needs a time.
-_NEVER = datetime(9999, 1, 1, tzinfo=timezones.utc)
-
 
 def _stale_at(row: IdempotencyKey, stale_after: float) -> datetime:
-    return (row.lease_expires_at or _NEVER) + timedelta(
+    return (row.lease_expires_at or NEVER) + timedelta(
         seconds=stale_after if row.stale_after is None else row.stale_after
     )
 

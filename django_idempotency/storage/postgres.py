@@ -15,8 +15,8 @@ from uuid import UUID
 from django.db import OperationalError, connections, transaction
 
 from ..core.progress import Progress
-from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Verdict
-from .base import record_from
+from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Seen, Verdict
+from .base import NEVER, record_from
 from .transactions import sqlstate, transaction_on
 
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
@@ -26,7 +26,7 @@ _HOLD = """
 UPDATE idempotency_key_in_flight SET
     held_reason = %s,
     held_at = coalesce(held_at, clock_timestamp()),
-    sweep_after = coalesce(clock_timestamp() + make_interval(secs => %s), 'infinity')
+    sweep_after = coalesce(clock_timestamp() + make_interval(secs => %s), %s)
 WHERE id = %s AND owner_token = %s
 """
 _FIND = "SELECT idempotency_record_v1(k)::text FROM idempotency_key AS k WHERE k.id = %s"
@@ -43,16 +43,23 @@ WHERE k.lease_expires_at + make_interval(secs => coalesce(k.stale_after, %s)) <=
 ORDER BY k.lease_expires_at
 LIMIT %s
 """
-_LIST_STALE = f"SELECT k.id, idempotency_record_v1(k)::text {_STALE}"  # noqa: S608 - nothing of a caller's
-_TAKE_STALE = f"""
+_LIST_STALE = f"SELECT k.id, idempotency_record_v1(k)::text {_STALE}"
+_TAKE = """
 UPDATE idempotency_key_in_flight AS taken SET
     owner_token = %s,
     attempts = least(taken.attempts + 1, 32767),
     sweeps = least(taken.sweeps + 1, 32767),
     lease_expires_at = clock_timestamp() + make_interval(secs => %s)
-WHERE taken.id = (SELECT k.id {_STALE} FOR UPDATE SKIP LOCKED)
+WHERE {condition}
 RETURNING taken.id, idempotency_record_v1(taken)::text
-"""  # noqa: S608 - nothing of a caller's
+"""
+_TAKE_STALE = _TAKE.format(condition=f"id = (SELECT k.id {_STALE} FOR UPDATE SKIP LOCKED)")
+_AS_SEEN = "id = %s AND owner_token = %s AND lease_expires_at = %s AND lease_expires_at <= clock_timestamp()"
+_TAKE_SEEN = _TAKE.format(condition=_AS_SEEN)
+_RELEASE_SEEN = (
+    f"DELETE FROM idempotency_key_in_flight WHERE {_AS_SEEN}"  # noqa: S608 - nothing of a caller's
+    " AND (%s OR (steps IS NULL AND mode <> 'atomic'))"
+)
 
 JUST_MOVING = "40001"
 """SQLSTATE of a write to a row that somebody is moving to another partition: it is not ours any more."""
@@ -108,14 +115,7 @@ class PostgresStore:
         return Sealing(self._value(statement, arguments))
 
     def release(self, id: UUID, owner_token: UUID) -> bool:
-        with connections[self.alias].cursor() as cursor:
-            try:
-                cursor.execute(_RELEASE, (id, owner_token))
-            except OperationalError as error:
-                if sqlstate(error) == JUST_MOVING:
-                    return False
-                raise
-            return bool(cursor.rowcount)
+        return self._changed(_RELEASE, (id, owner_token)) == 1
 
     def advance(
         self, id: UUID, owner_token: UUID, progress: Progress, *, lease: float, stale_after: float, durable: bool
@@ -134,9 +134,7 @@ class PostgresStore:
         return bool(self._value(_ADVANCE, arguments))
 
     def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
-        with connections[self.alias].cursor() as cursor:
-            cursor.execute(_HOLD, (reason, sweep_after, id, owner_token))
-            return bool(cursor.rowcount)
+        return self._changed(_HOLD, (reason, sweep_after, NEVER, id, owner_token)) == 1
 
     def stale(self, limit: int, *, stale_after: float) -> list[Record]:
         with connections[self.alias].cursor() as cursor:
@@ -144,14 +142,28 @@ class PostgresStore:
             return [_record(row[0], json.loads(row[1])) for row in cursor.fetchall()]
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
-        with connections[self.alias].cursor() as cursor:
-            cursor.execute(_TAKE_STALE, (owner_token, lease, stale_after, 1))
-            row = cursor.fetchone()
-        return _record(row[0], json.loads(row[1])) if row else None
+        return self._taken(_TAKE_STALE, (owner_token, lease, stale_after, 1))
+
+    def take_seen(self, seen: Seen, owner_token: UUID, *, lease: float) -> Record | None:
+        return self._taken(_TAKE_SEEN, (owner_token, lease, seen.id, seen.owner_token, seen.lease_expires_at))
+
+    def release_seen(self, seen: Seen, *, whatever_happened: bool) -> bool:
+        arguments = (seen.id, seen.owner_token, seen.lease_expires_at, whatever_happened)
+        return self._changed(_RELEASE_SEEN, arguments) == 1
 
     def find(self, id: UUID) -> Record | None:
         found = self._value(_FIND, (id,))
         return None if found is None else _record(id, json.loads(found))
+
+    def _taken(self, statement: str, arguments: tuple[Any, ...]) -> Record | None:
+        with connections[self.alias].cursor() as cursor:
+            row = cursor.fetchone() if _executed(cursor, statement, arguments) else None
+        return _record(row[0], json.loads(row[1])) if row else None
+
+    def _changed(self, statement: str, arguments: tuple[Any, ...]) -> int:
+        """How many rows a fenced statement changed."""
+        with connections[self.alias].cursor() as cursor:
+            return int(cursor.rowcount) if _executed(cursor, statement, arguments) else 0
 
     def _value(self, statement: str, arguments: tuple[Any, ...]) -> Any:
         """The only column of the only row; None where there is no row."""
@@ -190,6 +202,17 @@ def _claim_statement(
 @lru_cache
 def _seal_statement(retention: float, durable: bool, lease: float) -> str:
     return f"SELECT idempotency_seal_v1(%s, %s, %s::smallint, %s::jsonb, %s, {retention}, {durable}, {lease})"
+
+
+def _executed(cursor: Any, statement: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether a fenced statement met the row at rest, or none. One that is just moving is not ours any more."""
+    try:
+        cursor.execute(statement, arguments)
+    except OperationalError as error:
+        if sqlstate(error) == JUST_MOVING:
+            return False
+        raise
+    return True
 
 
 def renew(connection: Any, leases: list[tuple[UUID, UUID, float]]) -> set[UUID]:
