@@ -95,14 +95,20 @@ IDEMPOTENCY = {
     "FAILPOINTS_ENABLED": env.bool("IDEMPOTENCY_FAILPOINTS_ENABLED", default=False),
 }
 
-# Without a broker there are no workers: tasks run where they are called, and nothing is swept by itself.
+# Without a broker there are no workers: tasks run where they are called, and `manage.py idempotency sweep` and
+# `manage.py relay_jobs` do by hand what is due otherwise.
 CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-CELERY_BROKER_TRANSPORT_OPTIONS = env.json("CELERY_BROKER_TRANSPORT_OPTIONS", default={})
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    **({"confirm_publish": True} if CELERY_BROKER_URL.startswith("amqp") else {}),
+    **env.json("CELERY_BROKER_TRANSPORT_OPTIONS", default={}),
+}
 CELERY_TASK_ALWAYS_EAGER = not CELERY_BROKER_URL
 CELERY_TASK_DEFAULT_QUEUE = env.str("CELERY_TASK_DEFAULT_QUEUE", default="celery")
+CELERY_TASK_IGNORE_RESULT = True
 CELERY_BEAT_SCHEDULE = {
     **beat_schedule(sweep_every=timedelta(seconds=env.float("IDEMPOTENCY_SWEEP_EVERY", default=60))),
+    "relay": {"task": "payments.relay", "schedule": 5.0},
 }
 
 # What each provider signs its webhooks with: WEBHOOK_SECRETS="acme=…,globex=…".
@@ -122,12 +128,6 @@ else:
     MAILERS = {
         "default": {"BACKEND": env.str("EMAIL_BACKEND", default="django.core.mail.backends.console.EmailBackend")}
     }
-
-# Without a broker, "manage.py relay_jobs" does the staged jobs itself.
-CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="")
-CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True} if CELERY_BROKER_URL.startswith("amqp") else {}
-CELERY_TASK_IGNORE_RESULT = True
-CELERY_BEAT_SCHEDULE = {"relay": {"task": "payments.relay", "schedule": 5.0}}
 
 LOGGING = {
     "version": 1,
