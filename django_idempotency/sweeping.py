@@ -10,7 +10,10 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from uuid import UUID, uuid4
+
+from django.utils.module_loading import autodiscover_modules
 
 from .conf import current
 from .core.documents import as_document
@@ -71,6 +74,7 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
 
     A record that fails is postponed and does not stop the others.
     """
+    discover()
     store = store_for(alias)
     lease, stale_after = current().LEASE.total_seconds(), current().STALE_AFTER.total_seconds()
     for _ in range(limit):
@@ -78,11 +82,12 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
         record = store.take_stale(token, lease=lease, stale_after=stale_after)
         if record is None:
             return
-        yield _resolve(store, record, token)
+        yield resolve(store, record, token)
 
 
-def _resolve(store: Store, record: Record, token: UUID) -> Swept:
-    key = _own(store, record, token)
+def resolve(store: Store, record: Record, token: UUID) -> Swept:
+    """Find out what became of a claim that is ours under ``token``."""
+    key = own(store, record, token)
     name = record.progress.operation if record.progress else None
     try:
         fate = _settle(key, record)
@@ -103,9 +108,12 @@ def _settle(key: PhasedKey, record: Record) -> Fate:
         raise _ForAPerson("an ATOMIC claim was committed without its outcome: something in the view commits by itself")
     if record.progress is None:
         return Fate.RELEASED if key.store.release(record.id, key.claim.owner_token) else Fate.POSTPONED
-    definition = registry.get(record.progress.operation)
+    definition = _definition(record)
     if definition is None:
-        raise _Later(f"no operation {record.progress.operation!r} is declared in this process")
+        raise _Later(
+            f"no operation {record.progress.operation!r} is declared in this process; "
+            "a module named 'operations' of an installed app is imported by itself"
+        )
     key.mode.begin()
     try:
         _finish(key, record, definition, record.progress)
@@ -148,8 +156,20 @@ def _asked(definition: Definition, record: Record) -> object:
     return definition.resolver(record) if definition.resolver is not None else Unknown()
 
 
-def _own(store: Store, record: Record, token: UUID) -> PhasedKey:
-    definition = registry.get(record.progress.operation) if record.progress else None
+def _definition(record: Record) -> Definition | None:
+    discover()
+    return registry.get(record.progress.operation) if record.progress else None
+
+
+@cache
+def discover() -> None:
+    """Import the operations of all apps: a sweeper has loaded no view that would have done so."""
+    autodiscover_modules("operations")
+
+
+def own(store: Store, record: Record, token: UUID) -> PhasedKey:
+    """A claim that is ours under ``token``, on the terms of its operation."""
+    definition = _definition(record)
     policy = current().resolve(definition.policy if definition else IdempotencyPolicy())
     claim = Claim(
         id=record.id,
