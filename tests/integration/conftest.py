@@ -2,5 +2,16 @@
 
 from tests.support.laboratory import lab, laboratory_database, shared_lab, shared_schema, sqlite_file
 from tests.support.packaging import installed_wheel
+from tests.support.processors import control, processor, shared_processor
 
-__all__ = ["installed_wheel", "lab", "laboratory_database", "shared_lab", "shared_schema", "sqlite_file"]
+__all__ = [
+    "control",
+    "installed_wheel",
+    "lab",
+    "laboratory_database",
+    "processor",
+    "shared_lab",
+    "shared_processor",
+    "shared_schema",
+    "sqlite_file",
+]

@@ -24,28 +24,6 @@ BEFORE = [Fault.NO_ANSWER_BEFORE_EFFECT, Fault.ERROR_BEFORE_EFFECT, Fault.DOWN]
 AFTER = [Fault.NO_ANSWER_AFTER_EFFECT, Fault.ERROR_AFTER_EFFECT]
 
 
-@pytest.fixture(scope="module")
-def shared_processor():
-    with ProcessorServer() as server:
-        yield server
-
-
-@pytest.fixture
-def processor(shared_processor, settings):
-    """One process for all tests; each has references of its own and leaves no fault behind."""
-    settings.PROCESSOR_URL = shared_processor.url
-    yield shared_processor
-    pending = shared_processor.control.pending()
-    shared_processor.control.clear()
-    shared_processor.control.resume()
-    assert pending == []
-
-
-@pytest.fixture
-def control(processor):
-    return processor.control
-
-
 @pytest.fixture
 def order():
     """What one intent sends, each time that it sends it."""
