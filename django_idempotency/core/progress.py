@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
+
+from .documents import sorted_by_name
 
 
 class StepKind(str, Enum):
@@ -77,9 +79,11 @@ class Progress:
         return replace(self, steps=tuple(step if each.name == step.name else each for each in self.steps))
 
     def steps_document(self) -> list[dict[str, Any]]:
-        return [asdict(step) | {"kind": step.kind.value} for step in self.steps]
+        return [vars(step) | {"kind": step.kind.value} for step in self.steps]
 
     @classmethod
     def from_documents(cls, operation: str, parameters: Mapping[str, Any], steps: list[dict[str, Any]]) -> Progress:
-        made = (Step(**{**step, "kind": StepKind(step["kind"])}) for step in steps)
-        return cls(operation, parameters, tuple(made))
+        made = (
+            Step(**{**step, "kind": StepKind(step["kind"]), "result": sorted_by_name(step["result"])}) for step in steps
+        )
+        return cls(operation, sorted_by_name(parameters), tuple(made))
