@@ -25,7 +25,7 @@ from .core.states import Claim, Record, RecordedResponse, Sealing, State
 from .failpoints import hit
 from .modes import Mode
 from .storage import Store
-from .storage.transactions import cannot_commit, passing, sqlstate
+from .storage.transactions import cannot_commit, drop_if_broken, passing, sqlstate
 
 logger = logging.getLogger("django_idempotency")
 
@@ -86,7 +86,7 @@ class OwnedKey:
 
         :raises LeaseLost: the key is somebody else's. :raises OutcomeUnknown: the database cannot be asked.
         """
-        connections[self.store.alias].close_if_unusable_or_obsolete()
+        drop_if_broken(connections[self.store.alias])
         try:
             record = self.store.find(self.claim.id)
         except DatabaseFailure:

@@ -17,6 +17,7 @@ from django.db import connections
 from . import retention, sweeping
 from .conf import current
 from .storage import store_for
+from .storage.transactions import drop_if_broken
 
 logger = logging.getLogger("django_idempotency")
 
@@ -86,6 +87,6 @@ def _on_each(act: Callable[[str], None]) -> None:
         except Exception:
             logger.exception("Nothing more can be done on %r.", alias)
             failed.append(alias)
-            connections[alias].close_if_unusable_or_obsolete()
+            drop_if_broken(connections[alias])
     if failed:
         raise RuntimeError(f"Not done on {', '.join(failed)}; the log says why.")

@@ -23,6 +23,7 @@ from django.db import connections
 
 from .. import sweeping
 from ..core.states import Record
+from ..storage.transactions import drop_if_broken
 from ..sweeping import Fate, Swept
 from . import databases
 
@@ -140,7 +141,7 @@ def _failing_alone(each: Round) -> Iterator[None]:
     except databases.FAILURES as error:
         each.error = databases.explain(error)
     finally:
-        connections[each.database].close_if_unusable_or_obsolete()
+        drop_if_broken(connections[each.database])
 
 
 @contextmanager
