@@ -1,15 +1,19 @@
 """Fixtures that integration tests share."""
 
+from tests.support.backends import backend, keys, rival
 from tests.support.laboratory import lab, laboratory_database, shared_lab, shared_schema, sqlite_file
 from tests.support.packaging import installed_wheel
 from tests.support.processors import control, processor, shared_processor
 
 __all__ = [
+    "backend",
     "control",
     "installed_wheel",
+    "keys",
     "lab",
     "laboratory_database",
     "processor",
+    "rival",
     "shared_lab",
     "shared_processor",
     "shared_schema",
