@@ -1,18 +1,23 @@
 """Fixtures that integration tests share."""
 
 from tests.support.backends import backend, keys, rival
+from tests.support.fixtures import committed, quick_flush
 from tests.support.laboratory import lab, laboratory_database, shared_lab, shared_schema, sqlite_file
+from tests.support.outside import outside
 from tests.support.packaging import installed_wheel
 from tests.support.processors import control, processor, shared_processor
 
 __all__ = [
     "backend",
+    "committed",
     "control",
     "installed_wheel",
     "keys",
     "lab",
     "laboratory_database",
+    "outside",
     "processor",
+    "quick_flush",
     "rival",
     "shared_lab",
     "shared_processor",
