@@ -53,7 +53,7 @@ class Store(Protocol):
         self, id: UUID, owner_token: UUID, progress: Progress, *, lease: float, stale_after: float, durable: bool
     ) -> bool:
         """Record how far an operation has come, and trust its owner for another ``lease``. A sweeper may take over
-        ``stale_after`` the end of that."""
+        ``stale_after`` the end of that. Why it is held stays recorded until its recovery point moves."""
         ...
 
     def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
@@ -77,6 +77,10 @@ class Store(Protocol):
     def release_seen(self, seen: Seen, *, whatever_happened: bool) -> bool:
         """Free the key of a lapsed claim that nothing has touched since; unless something may have happened under it,
         or ``whatever_happened``."""
+        ...
+
+    def now(self) -> float:
+        """Seconds since the epoch, by the clock that leases are measured with."""
         ...
 
     def find(self, id: UUID) -> Record | None:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
-from django.db.models import Q
+from django.db.models import Case, Q, When
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
@@ -118,13 +118,14 @@ class PortableStore:
         stale_after: float,
         durable: bool,  # noqa: ARG002
     ) -> bool:
+        stands_still = Q(recovery_point=progress.recovery_point)
         advanced = self._owned(id, owner_token).update(
             operation=progress.operation,
             parameters=progress.parameters,
             steps=progress.steps_document(),
             recovery_point=progress.recovery_point,
-            held_reason=None,
-            held_at=None,
+            held_reason=Case(When(stands_still, then="held_reason")),
+            held_at=Case(When(stands_still, then="held_at")),
             sweep_after=None,
             stale_after=stale_after,
             lease_expires_at=timezone.now() + timedelta(seconds=lease),
@@ -150,7 +151,9 @@ class PortableStore:
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
         for record in self.stale(_TRIES, stale_after=stale_after):
-            if self._take(self._owned(record.id, record.owner_token), owner_token, lease):
+            # Its owner may have come further since: the same token, and trusted again.
+            lapsed = self._owned(record.id, record.owner_token).filter(lease_expires_at__lte=timezone.now())
+            if self._take(lapsed, owner_token, lease):
                 return self.find(record.id)
         return None
 
@@ -161,6 +164,9 @@ class PortableStore:
         nothing_happened = Q(steps__isnull=True) & ~Q(mode=IdempotencyMode.ATOMIC.value)
         deleted, _ = self._as_seen(seen).filter(Q() if whatever_happened else nothing_happened).delete()
         return deleted == 1
+
+    def now(self) -> float:
+        return timezone.now().timestamp()
 
     def find(self, id: UUID) -> Record | None:
         return _record(self._keys.filter(id=id).first(), timezone.now())

@@ -27,8 +27,9 @@ BEGIN
         parameters = p_parameters,
         steps = p_steps,
         recovery_point = p_recovery_point,
-        held_reason = NULL,
-        held_at = NULL,
+        -- Until it comes further, operators see since when it is held, however often it was tried again.
+        held_reason = CASE WHEN k.recovery_point IS NOT DISTINCT FROM p_recovery_point THEN k.held_reason END,
+        held_at = CASE WHEN k.recovery_point IS NOT DISTINCT FROM p_recovery_point THEN k.held_at END,
         sweep_after = NULL,
         stale_after = p_stale_after,
         lease_expires_at = clock_timestamp() + make_interval(secs => p_lease)
