@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import django
 import environ
@@ -121,13 +122,15 @@ PROCESSOR_URL = env.str("PROCESSOR_URL", default="")
 PROCESSOR_TIMEOUT = env.float("PROCESSOR_TIMEOUT", default=10)
 
 # Receipts are printed, unless there is a way to send them.
-EMAIL_TIMEOUT = 10
-if django.VERSION < (6, 1):
-    EMAIL_BACKEND = env.str("EMAIL_BACKEND", default="django.core.mail.backends.console.EmailBackend")
+MAIL_BACKEND = env.str("MAIL_BACKEND", default="django.core.mail.backends.console.EmailBackend")
+MAIL_TIMEOUT = 10
+if django.VERSION >= (6, 1):
+    MAILERS: dict[str, dict[str, Any]] = {"default": {"BACKEND": MAIL_BACKEND}}
+    if MAIL_BACKEND == "django.core.mail.backends.smtp.EmailBackend":
+        MAILERS["default"]["OPTIONS"] = {"host": env.str("MAIL_HOST", default="localhost"), "timeout": MAIL_TIMEOUT}
 else:
-    MAILERS = {
-        "default": {"BACKEND": env.str("EMAIL_BACKEND", default="django.core.mail.backends.console.EmailBackend")}
-    }
+    EMAIL_BACKEND, EMAIL_TIMEOUT = MAIL_BACKEND, MAIL_TIMEOUT
+    EMAIL_HOST = env.str("MAIL_HOST", default="localhost")
 
 LOGGING = {
     "version": 1,

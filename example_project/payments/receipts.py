@@ -18,7 +18,7 @@ from .models import CardPayment
     # A mail server takes no keys. The key becomes the number of the message instead, by which mail programs know one
     # that came twice; and a receipt that comes twice is better than none.
     downstream_takes_keys=True,
-    call_timeout=timedelta(seconds=settings.EMAIL_TIMEOUT),
+    call_timeout=timedelta(seconds=settings.MAIL_TIMEOUT),
 )
 def receipt(op: Op, *, payment: str) -> Answer:
     """Mail the owner of an account what was taken from the card."""
