@@ -61,6 +61,7 @@ def _run(*, serve: bool) -> int:
         # Not before: the scenes know the models.
         from .scenes import Stage
 
+        story.say(f"The card processor listens on {processor.url}")
         with ApiServer() as api:
             story.say(f"The API listens on {api.url}")
             return _tell(story, Stage(story, api, processor), serve=serve)
