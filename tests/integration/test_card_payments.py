@@ -10,9 +10,11 @@ from functools import partial
 from io import StringIO
 from uuid import UUID
 
+import psycopg
 import pytest
 from django.core import mail
 from django.core.management import CommandError, call_command
+from django.db import connection, connections
 from django.test import TransactionTestCase
 
 from django_idempotency import failpoints
@@ -147,6 +149,13 @@ def test_a_wrong_request_asks_nobody_and_leaves_the_key_free(payer, control, wro
     assert payer.pay(**wrong).status_code in (400, 404)
     assert not CardPayment.objects.exists()
     assert payer.pay().status_code == 201
+
+
+@pytest.mark.parametrize("page", ["cardpayment", "subscription", "stagedjob", "transfer"])
+def test_staff_see_it(payer, admin_client, page):
+    SubscriptionFactory(account=payer.account)
+    payer.pay()
+    assert admin_client.get(f"/admin/payments/{page}/").status_code == 200
 
 
 # --- the processor says no --------------------------------------------------------------------------
@@ -531,6 +540,17 @@ class TestReceipts:
         assert relay(lambda job: others.append(relay())) == (1, 0)
         assert others == [(0, 0)]
 
+    @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has no locks of rows")
+    def test_a_relay_does_not_wait_for_one_that_is_just_taking(self, payer):
+        payer.pay()
+        CardPayer().pay()
+        first = StagedJob.objects.first()
+        parameters = connection.get_connection_params() | {"cursor_factory": None}
+        with psycopg.connect(**parameters) as other:
+            other.execute("SELECT FROM payments_stagedjob WHERE key = %s FOR UPDATE", [first.key])
+            assert relay() == (1, 0)
+        assert list(StagedJob.objects.all()) == [first]
+
     def test_one_that_fails_does_not_stop_the_others(self, payer):
         payer.pay()
         CardPayer().pay()
@@ -643,8 +663,6 @@ class TestCelery:
 
 
 def in_a_thread(act, *args):
-    from django.db import connections
-
     try:
         act(*args)
     finally:
