@@ -62,6 +62,10 @@ class IdempotencyKey(models.Model):
         db_table = "idempotency_key"
         verbose_name = _("idempotency key")
         verbose_name_plural = _("idempotency keys")
+        permissions: ClassVar = [
+            ("release_idempotencykey", "Can release a key under which something may have happened"),
+            ("resolve_idempotencykey", "Can say what became of a stuck key"),
+        ]
         constraints: ClassVar = [
             models.CheckConstraint(
                 name="idempotency_key_state",

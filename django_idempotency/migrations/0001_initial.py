@@ -98,6 +98,10 @@ class Migration(migrations.Migration):
                 "verbose_name": "idempotency key",
                 "verbose_name_plural": "idempotency keys",
                 "db_table": "idempotency_key",
+                "permissions": [
+                    ("release_idempotencykey", "Can release a key under which something may have happened"),
+                    ("resolve_idempotencykey", "Can say what became of a stuck key"),
+                ],
                 "constraints": [
                     models.CheckConstraint(
                         condition=models.Q(

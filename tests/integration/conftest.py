@@ -1,7 +1,7 @@
 """Fixtures that integration tests share."""
 
 from tests.support.backends import backend, keys, rival
-from tests.support.fixtures import committed, quick_flush
+from tests.support.fixtures import committed, crowd, quick_flush
 from tests.support.laboratory import lab, laboratory_database, shared_lab, shared_schema, sqlite_file
 from tests.support.outside import outside
 from tests.support.packaging import installed_wheel
@@ -11,6 +11,7 @@ __all__ = [
     "backend",
     "committed",
     "control",
+    "crowd",
     "installed_wheel",
     "keys",
     "lab",
