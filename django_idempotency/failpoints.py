@@ -29,6 +29,9 @@ POINTS = (
     "after_commit",
     "before_release",
     "after_release",
+    # Of a sweeper.
+    "after_taken",
+    "after_looked_up",
 )
 
 VARIABLE = "IDEMPOTENCY_FAILPOINTS"

@@ -72,9 +72,10 @@ def refuse_outer_block(alias: str) -> None:
     connection = connections[alias]
     if connection.in_atomic_block and not within_test_case(connection):
         raise ImproperlyConfigured(
-            f"An atomic() block on {alias!r} is open around an idempotent view: rolled back after the answer was sent, "
-            "it would undo what that answer says. Remove it (look for a decorator or a middleware); the view gets a "
-            "transaction anyway."
+            f"An atomic() block on {alias!r} is open around an idempotent view, an operation or a sweep: rolled back "
+            "after the answer was given, it would undo what that answer says. Remove it (look for a decorator, a "
+            "middleware, or ATOMIC_REQUESTS around a view that is not idempotent); what runs inside gets transactions "
+            "anyway."
         )
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFailure, IntegrityError, connections, transaction
 
 from . import retention
@@ -20,7 +18,6 @@ from .core.errors import (
 )
 from .core.outcomes import Decision
 from .core.policy import ResolvedPolicy
-from .core.progress import Progress
 from .core.states import Claim, Record, RecordedResponse, Sealing, State
 from .failpoints import hit
 from .modes import Mode
@@ -173,106 +170,6 @@ class TransactionalKey(OwnedKey):
             if passing(error):
                 raise TransactionConflict from error
             raise  # of a deferred constraint or trigger: the project's own error
-
-
-@dataclass
-class PhasedKey(OwnedKey):
-    """Owned in PHASED mode: an operation advances it and seals it, each time in a transaction of its own.
-
-    :param progress: how far the operation has come; None before its first phase or call.
-    :param sealed: the answer, once the operation has finished.
-    """
-
-    progress: Progress | None = None
-    sealed: RecordedResponse | None = None
-
-    def undo(self) -> None:
-        pass
-
-    def advance(self, progress: Progress, *, stale_after: float, durable: bool) -> None:
-        """Record how far the operation has come, in the open transaction or, outside of one, at once.
-
-        :raises LeaseLost: the key is somebody else's now; the open transaction has to be rolled back.
-        """
-        advanced = self.store.advance(
-            self.claim.id,
-            self.claim.owner_token,
-            progress,
-            lease=self.claim.lease,
-            stale_after=stale_after,
-            durable=durable,
-        )
-        if not advanced:
-            logger.warning("%s was taken over; this attempt at %s stops.", self.claim.id, progress.operation)
-            raise LeaseLost
-        self.progress = progress
-
-    def finish(self, outcome: Outcome) -> RecordedResponse | None:
-        """The answer that the operation has sealed, to be sent whatever the view made of it; None where none has begun.
-
-        :raises OutcomeUnknown: the operation has begun and not ended.
-        :raises ImproperlyConfigured: the view answered with success and ran no operation.
-        """
-        if self.sealed is not None:
-            return self.sealed
-        self.abandon(outcome.exception)
-        if self.sealed is None and outcome.status < 400:
-            raise ImproperlyConfigured(
-                "A view in PHASED mode answered without finishing an operation, so nothing was recorded for a retry. "
-                "Run an operation in it, or choose another mode."
-            )
-        return self.sealed
-
-    def abandon(self, error: BaseException | None) -> None:
-        """Release the key where nothing has begun; hold it where nobody knows how it ended.
-
-        :raises OutcomeUnknown: it is held.
-        """
-        if self.sealed is not None:
-            return
-        self.mode.before_seal()
-        hit("before_release")
-        self.mode.release()
-        hit("after_release")
-        reason = error or RuntimeError("the operation did not finish")
-        record = self.look_up(reason)
-        if record is None:
-            logger.info("%s is released.", self.claim.id)
-        elif record.state is State.SEALED:
-            # The COMMIT that sealed it succeeded, and only its answer was lost.
-            self.sealed = record.response
-        else:
-            self.hold(describe(reason))
-            raise OutcomeUnknown(retry_after=max(1.0, record.lease_left or 1.0)) from error
-
-    def hold(self, reason: str, *, sweep_after: float | None = 0.0) -> None:
-        """Leave the key in flight, for a sweeper or a person to find out. Never an error: the lease ends anyway."""
-        logger.error("%s is held: %s", self.claim.id, reason)
-        self.mode.before_seal()
-        try:
-            self.store.hold(self.claim.id, self.claim.owner_token, reason, sweep_after=sweep_after)
-        except DatabaseFailure:
-            logger.exception("%s could not be marked as held; its lease ends by itself.", self.claim.id)
-
-
-current_key: ContextVar[PhasedKey | None] = ContextVar("django_idempotency_current_key", default=None)
-"""The key that an operation called in a view belongs to."""
-
-
-def describe(error: BaseException) -> str:
-    """An error for a record that operators read: its kind, and never its text, which may quote somebody's data."""
-    cause = error.__cause__
-    if isinstance(error, OutcomeUnknown) and isinstance(cause, Unanswered):
-        return str(cause)
-    return kind(error)
-
-
-class Unanswered(Exception):
-    """Which call, and what kind of silence: a text of ours that may be stored and logged."""
-
-    def __init__(self, step: str, error: Exception) -> None:
-        super().__init__(f"the call {step!r} ended in {kind(error)}")
-        self.__cause__ = error
 
 
 def kind(error: BaseException) -> str:

@@ -18,13 +18,14 @@ from .conf import current
 from .core.errors import Held, InProgress, KeyReused, StoreUnavailable
 from .core.fingerprint import SCHEME, Content, fingerprint
 from .core.keys import record_id
-from .core.operations import may_resume, registry
+from .core.operations import may_send_again, registry
 from .core.policy import ResolvedPolicy
 from .core.states import Claim, IdempotencyMode, Record, RecordedResponse, State, Verdict
 from .failpoints import hit
 from .models import IdempotencyKey
 from .modes import MODES, Mode, RequestTransactions
-from .ownership import Outcome, PhasedKey, TransactionalKey, current_key, kind
+from .ownership import Outcome, TransactionalKey, kind
+from .phasing import PhasedKey, current_key
 from .storage import Store, store_for
 
 logger = logging.getLogger("django_idempotency")
@@ -49,6 +50,7 @@ class Execution:
     def __init__(self, transactions: RequestTransactions) -> None:
         self.transactions = transactions
         self._owned: TransactionalKey | PhasedKey | None = None
+        self._outer: PhasedKey | None = None
 
     @property
     def owns_key(self) -> bool:
@@ -102,7 +104,7 @@ class Execution:
                 self.transactions.commit()
                 return answer.record
             _check_lapsed(answer.record)
-            _check_resumable(answer.record, policy)
+            _check_resumable(store, answer.record, policy)
             if not mode.take_over(answer.record):
                 raise InProgress
             logger.warning("%s is taken over: its lease lapsed after attempt %d.", claim.id, answer.record.attempts)
@@ -113,13 +115,15 @@ class Execution:
         return None
 
     def _own(self, store: Store, claim: Claim, policy: ResolvedPolicy, mode: Mode, *, resumed: bool) -> None:
-        if policy.mode is not IdempotencyMode.PHASED:
-            self._owned = TransactionalKey(store, claim, policy, mode)
-            return
-        # Read after the take-over: until then, the old owner may have come further than was seen.
-        record = store.find(claim.id) if resumed else None
-        self._owned = PhasedKey(store, claim, policy, mode, record.progress if record else None)
-        current_key.set(self._owned)
+        phased = None
+        if policy.mode is IdempotencyMode.PHASED:
+            # Read after the take-over: until then, the old owner may have come further than was seen.
+            record = store.find(claim.id) if resumed else None
+            phased = PhasedKey(store, claim, policy, mode, record.progress if record else None)
+        self._owned = phased or TransactionalKey(store, claim, policy, mode)
+        # None hides the key of a view around this one: an operation that is called in here is not that one's.
+        self._outer = current_key.get()
+        current_key.set(phased)
 
     def undo(self) -> None:
         """Drop what a handler that raised has written, so that the project's exception handler meets a clean
@@ -150,9 +154,14 @@ class Execution:
         else:
             owned.abandon(error)
 
+    def leave(self) -> None:
+        """The operation has sealed its answer, and nobody is told of it here."""
+        self._taken()
+
     def _taken(self) -> TransactionalKey | PhasedKey | None:
         owned, self._owned = self._owned, None
-        current_key.set(None)
+        if owned is not None:
+            current_key.set(self._outer)
         return owned
 
 
@@ -193,10 +202,13 @@ def _check_lapsed(record: Record) -> None:
         raise InProgress(record.lease_left)
 
 
-def _check_resumable(record: Record, policy: ResolvedPolicy) -> None:
+def _check_resumable(store: Store, record: Record, policy: ResolvedPolicy) -> None:
     """:raises Held: an operation has begun under this key, and sending again could be a second effect."""
     if record.progress is None:
         return
     definition = registry.get(record.progress.operation)
-    if policy.mode is not IdempotencyMode.PHASED or definition is None or not may_resume(definition, record):
+    open_call = record.progress.open_call
+    if policy.mode is not IdempotencyMode.PHASED or definition is None:
+        raise Held(retry_after=60.0)
+    if open_call is not None and not may_send_again(definition, open_call, now=store.now()):
         raise Held(retry_after=60.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +20,8 @@ class Strategy(str, Enum):
     """Send again, under the same derived key: the other side answers a key that it knows from its record."""
 
     LOOK_UP = "look_up"
-    """Ask the other side first."""
+    """Ask the other side first. Of what it knows nothing, the effect is reversed where that can be done, and sent again
+    otherwise."""
 
     VOID = "void"
     """Reverse the effect, then tell the client that it did not come about."""
@@ -45,8 +45,9 @@ class Happened:
 class DidNotHappen:
     """A resolver's word: the other side knows nothing of it.
 
-    Never an answer by itself: the old owner may have been suspended just before sending. The call is sent again under
-    its derived key, where the other side takes keys; otherwise a person decides.
+    Never an answer by itself: the old owner may have been suspended just before sending. The effect is reversed, where
+    the operation has a ``void``; else the call is sent again under its derived key, where the other side takes keys;
+    otherwise a person decides.
     """
 
 
@@ -77,10 +78,10 @@ class Definition:
 
     @property
     def strategy(self) -> Strategy:
-        if self.void is not None:
-            return Strategy.VOID
         if self.resolver is not None:
             return Strategy.LOOK_UP
+        if self.void is not None:
+            return Strategy.VOID
         return Strategy.RESUME if self.downstream_takes_keys else Strategy.PERSON
 
     @property
@@ -93,19 +94,18 @@ class Definition:
         return self.downstream_retention * 3 / 4
 
 
-def may_resume(definition: Definition, record: Record, *, now: float | None = None) -> bool:
-    """Whether a second run can go on where the first one stopped: phases always, a call if it may be sent again."""
-    open_call = record.progress.open_call if record.progress else None
-    return open_call is None or may_send_again(definition, open_call, now=now)
-
-
-def may_send_again(definition: Definition, call: Step, *, now: float | None = None) -> bool:
+def may_send_again(definition: Definition, call: Step, *, now: float) -> bool:
     """Whether a call that was started and has no answer can act no second time: the other side takes keys, and
-    certainly remembers this one."""
-    if call.started_at is None:
-        return True
-    age = (time.time() if now is None else now) - call.started_at
-    return definition.downstream_takes_keys and age < definition.last_resend.total_seconds()
+    certainly remembers this one.
+
+    :param now: by the clock that ``started_at`` was read from.
+    """
+    return definition.downstream_takes_keys and not overdue(definition, call, now=now)
+
+
+def overdue(definition: Definition, call: Step, *, now: float) -> bool:
+    """Whether the other side may soon have forgotten a call that has no answer."""
+    return call.started_at is None or now - call.started_at >= definition.last_resend.total_seconds()
 
 
 class Registry:

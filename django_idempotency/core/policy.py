@@ -141,6 +141,10 @@ class ResolvedPolicy:
             return None
         return body if self.body_codec is None else self.body_codec.pack(body)
 
+    def original_body(self, stored: bytes | None) -> bytes | None:
+        """The body that was stored so."""
+        return stored if stored is None or self.body_codec is None else self.body_codec.unpack(stored)
+
 
 def _boolean(name: str, value: object) -> bool:
     if not isinstance(value, bool):

@@ -21,7 +21,7 @@ from ..failpoints import hit
 from ..modes import RequestTransactions
 from ..ownership import Outcome
 from ..service import Execution, Intent
-from .capture import as_response, capture, put_into, replay
+from .capture import as_sent, capture, replace_by, replay
 from .requests import has_key
 
 
@@ -119,7 +119,7 @@ class Exchange:
         final = render(response)
         _name_language(self._request, final)
         sealed = self._execution.finish(Outcome(final.status_code, lambda: record(final, policy), exception))
-        return final if sealed is None else put_into(final, as_response(sealed, policy, self._request))
+        return final if sealed is None else replace_by(final, as_sent(sealed, self._request))
 
     def abandon(self, error: BaseException) -> None:
         """An exception leaves the view: nothing is kept.

@@ -4,8 +4,9 @@ from ..core.derivation import derive_key
 from ..core.documents import NotStorable
 from ..core.operations import DidNotHappen, Happened, Unknown
 from ..core.states import Record
+from .answers import Answer, CallInTransaction, Declined, MayNotSendAgain, Misused, OperationChanged
 from .declare import Operation, operation
-from .run import Answer, CallInTransaction, Declined, Op, OperationChanged
+from .steps import Op
 
 __all__ = [
     "Answer",
@@ -13,6 +14,8 @@ __all__ = [
     "Declined",
     "DidNotHappen",
     "Happened",
+    "MayNotSendAgain",
+    "Misused",
     "NotStorable",
     "Op",
     "Operation",
