@@ -11,6 +11,7 @@ from rest_framework.test import APIClient
 
 from django_idempotency import sweeping
 from django_idempotency.models import IdempotencyKey
+from example_project.client import Request
 from example_project.payments import ledger
 from example_project.payments.factories import AccountFactory, TokenFactory
 from example_project.payments.models import Account, CardPayment, StagedJob
@@ -25,11 +26,17 @@ class CardPayer:
         self.key = str(uuid4())
         self.body = {"amount": amount, "card": card, "reference": f"order {uuid4()}"}
         self._client = APIClient(raise_request_exception=False)
-        self._client.credentials(HTTP_AUTHORIZATION=f"Token {TokenFactory.create(user=self.account.owner).key}")
+        self.token = TokenFactory.create(user=self.account.owner).key
+        self._client.credentials(HTTP_AUTHORIZATION=f"Token {self.token}")
 
     def pay(self, **changes: Any) -> Any:
-        body = {"account": str(self.account.pk), "currency": self.account.currency, **self.body, **changes}
-        return self._post("/api/card-payments/", body)
+        return self._post(self.request.path, {**self.request.body, **changes})
+
+    @property
+    def request(self) -> Request:
+        """The payment, as it goes over the wire."""
+        body = {"account": str(self.account.pk), "currency": self.account.currency, **self.body}
+        return Request("/api/card-payments/", body, self.key)
 
     def top_up(self, **changes: Any) -> Any:
         return self._post(f"/api/accounts/{self.account.pk}/top-up/", {**self.body, **changes})
