@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,7 +68,7 @@ def broker(request) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def start(committed, broker, processor, tmp_path) -> Iterator:
+def start(committed, broker, processor, tmp_path) -> Iterator[Callable[..., CeleryProcess]]:
     """Start ``worker`` or ``beat``, on this test's queue and database."""
     usual = {
         "DATABASE_URL": url_of_tests(),

@@ -79,6 +79,7 @@ def test_a_whole_worker_is_killed_and_its_message_delivered_again(start, stale, 
     first = start("worker", IDEMPOTENCY_FAILPOINTS=f"after_call/authorise:wait@{tmp_path / 'call'}")
     eventually((tmp_path / "call.reached").exists, "the money is taken", within=WITHIN)
     first.kill()
+    broker.until_given_up()
     let_time_pass()
     start("worker")
     eventually(resolved, "all is resolved", within=WITHIN)

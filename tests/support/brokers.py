@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -15,9 +16,12 @@ from uuid import uuid4
 import pytest
 import redis
 from celery import Celery
-from kombu import Connection
+from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
+from .waiting import eventually
+
+_VISIBILITY_TIMEOUT = 1
 _USUAL = ("amqp://guest:guest@127.0.0.1:5672//", "redis://127.0.0.1:6379/0")
 KINDS = tuple(url.partition(":")[0] for url in _USUAL)
 
@@ -30,10 +34,13 @@ class Broker:
 
     def __post_init__(self) -> None:
         self.queue = f"idempotency-test-{uuid4().hex}"
-        # Redis has one name space for everybody, so all names get a prefix. A message that was taken and not
-        # acknowledged is delivered again when this time is over; RabbitMQ does so when the connection is gone.
-        named = {"global_keyprefix": f"{self.queue}:", "visibility_timeout": 2}
-        self.options: dict[str, Any] = named if self.url.startswith("redis") else {}
+        # Redis has one name space for everybody, so all names get a prefix.
+        named = {"global_keyprefix": f"{self.queue}:", "visibility_timeout": _VISIBILITY_TIMEOUT}
+        self.options: dict[str, Any] = named if self._is_redis else {}
+
+    @property
+    def _is_redis(self) -> bool:
+        return self.url.startswith("redis")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -49,8 +56,20 @@ class Broker:
             for _ in range(times):
                 app.send_task(task)
 
+    def until_given_up(self) -> None:
+        """Return when a message that a killed worker had taken is due again. A worker looks for those as it starts.
+
+        RabbitMQ knows as soon as the connection is gone; on Redis it is a matter of time, usually of an hour.
+        """
+        if self._is_redis:
+            with redis.Redis.from_url(self.url) as server:
+                taken = f"{self.queue}:unacked_index"
+                eventually(
+                    lambda: server.zcount(taken, 0, time.time() - _VISIBILITY_TIMEOUT), "the message is due again"
+                )
+
     def purge(self) -> None:
-        if self.url.startswith("redis"):
+        if self._is_redis:
             with redis.Redis.from_url(self.url) as server:
                 if names := list(server.scan_iter(f"{self.queue}*")):
                     server.delete(*names)

@@ -16,12 +16,16 @@ from django_idempotency.operations import Answer, Op, Operation, operation
 
 
 class Outside:
+    sent: list[str]
+    """The derived key of each request."""
+
+    answer: Callable[[str], Any]
+
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        self.sent: list[str] = []
-        """The derived key of each request."""
+        self.sent = []
         self.works()
 
     def send(self, key: str) -> Any:
@@ -32,7 +36,7 @@ class Outside:
         self.answer = _time_out
 
     def works(self) -> None:
-        self.answer: Callable[[str], Any] = lambda key: "done"
+        self.answer = lambda key: "done"
 
 
 def _time_out(key: str) -> Any:
