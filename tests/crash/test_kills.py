@@ -10,6 +10,7 @@ from django_idempotency import IdempotencyMode
 from django_idempotency.failpoints import POINTS
 from tests.support.calls import call
 from tests.support.leases import let_leases_lapse, states
+from tests.support.modes import TRANSACTIONAL
 from tests.support.pauses import Failpoints
 from tests.support.payer import effects
 from tests.support.servers import ONE_REQUEST_A_PROCESS, served
@@ -54,7 +55,7 @@ def hears_that_it_is_in_progress(api, request, token):
     assert 1 <= answer.retry_after <= LEASE_SECONDS
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", TRANSACTIONAL, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_anywhere_there_is_one_effect_and_the_key_ends(api, killing, payer, mode, point):
     good = payer.charge(mode)
@@ -78,7 +79,7 @@ def test_killed_anywhere_there_is_one_effect_and_the_key_ends(api, killing, paye
 
 
 def test_process_killed_between_effect_and_seal(api, killing, payer):
-    for mode in IdempotencyMode:
+    for mode in TRANSACTIONAL:
         request = payer.charge(mode)
         die(api, killing, "before_seal", request, payer.token)
         assert effects(request) == 0
@@ -91,7 +92,7 @@ def test_process_killed_between_effect_and_seal(api, killing, payer):
         assert effects(request) == 1
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", TRANSACTIONAL, ids=lambda mode: mode.value)
 def test_every_attempt_is_killed_at_the_next_point_and_the_last_one_runs(api, killing, payer, mode):
     """A retry may meet the same fate. Nothing adds up over the attempts but their number."""
     request = payer.charge(mode)
