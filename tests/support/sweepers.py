@@ -42,7 +42,7 @@ class Sweep:
     def fates(self) -> dict[str, str]:
         """What became of each record that it finished with, by the record's id."""
         told = [json.loads(line) for line in self._report.read_text().splitlines()]
-        assert len(told) == len({id for id, _ in told}), "a record came twice"
+        assert len(told) == len(dict(told)), "a record came twice"
         return dict(told)
 
 
@@ -131,12 +131,15 @@ def main() -> None:
     import django
 
     django.setup()
+    from django.urls import get_resolver
+
     from django_idempotency import sweeping
     from example_project.payments import processor
 
     # Whatever is loaded late is loaded here, once. Nothing may be connected yet.
     sweeping.discover()
     processor._tls()
+    assert get_resolver().url_patterns
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable)
@@ -188,10 +191,10 @@ def _sweep(report: str) -> None:
         os.dup2(2, 1)
         with Path(report).open("a", buffering=1) as told:
             for swept in sweeping.sweep("default", limit=10_000):
-                told.write(json.dumps([str(swept.id), swept.fate.value]) + "\n")
+                print(json.dumps([str(swept.id), swept.fate.value]), file=told)
         connections.close_all()
         status = 0
-    except Exception:
+    except Exception:  # noqa: BLE001 - it is told, and nothing of the process that forked may run here
         import traceback
 
         traceback.print_exc()
