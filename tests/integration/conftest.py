@@ -6,6 +6,7 @@ from tests.support.laboratory import lab, laboratory_database, shared_lab, share
 from tests.support.outside import outside
 from tests.support.packaging import installed_wheel
 from tests.support.processors import control, processor, shared_processor
+from tests.support.workshops import workshop
 
 __all__ = [
     "backend",
@@ -24,4 +25,5 @@ __all__ = [
     "shared_processor",
     "shared_schema",
     "sqlite_file",
+    "workshop",
 ]
