@@ -152,16 +152,19 @@ def _stopping() -> Iterator[_Stop]:
         yield stop
         return
 
-    def ask(number: int, _frame: object) -> None:
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+    def ask(_number: int, _frame: object) -> None:
         stop.asked = True
-        signal.signal(number, before[signal.Signals(number)])
+        restore()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
 
 
 def _outlook(alias: str, record: Record) -> tuple[str, dict[str, Any]]:
