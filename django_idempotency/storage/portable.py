@@ -143,18 +143,21 @@ class PortableStore:
 
     def stale(self, limit: int, *, stale_after: float) -> list[Record]:
         now = timezone.now()
+        records = (_record(row, now) for row in self._stale(limit, stale_after, now))
+        return [record for record in records if record is not None]
+
+    def _stale(self, limit: int, stale_after: float, now: datetime) -> list[IdempotencyKey]:
         due = Q(sweep_after=None) | Q(sweep_after__lte=now)
         lapsed = self._keys.filter(due, state=State.IN_FLIGHT.value, lease_expires_at__lte=now)
         # Durations are not for every database to add up; the rows in flight are few.
-        rows = [row for row in lapsed.order_by("lease_expires_at") if _stale_at(row, stale_after) <= now]
-        return [record for record in (_record(row, now) for row in rows[:limit]) if record is not None]
+        return [row for row in lapsed.order_by("lease_expires_at") if _stale_at(row, stale_after) <= now][:limit]
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
-        for record in self.stale(_TRIES, stale_after=stale_after):
+        for row in self._stale(_TRIES, stale_after, timezone.now()):
             # Its owner may have come further since: the same token, and trusted again.
-            lapsed = self._owned(record.id, record.owner_token).filter(lease_expires_at__lte=timezone.now())
+            lapsed = self._owned(row.id, row.owner_token).filter(lease_expires_at__lte=timezone.now())
             if self._take(lapsed, owner_token, lease):
-                return self.find(record.id)
+                return self.find(row.id)
         return None
 
     def take_seen(self, seen: Seen, owner_token: UUID, *, lease: float) -> Record | None:

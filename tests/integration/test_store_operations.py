@@ -360,13 +360,13 @@ def test_an_owner_that_falls_silent_before_the_commit_of_a_phase_loses_it_with_i
 def test_an_owner_that_comes_further_in_the_last_moment_is_left_alone(alone, monkeypatch):
     """Between the look and the take-over, which are two statements here: the token is the same, the lease is not."""
     claim = begun(alone, STARTED, lease=EARLIEST)
-    look = alone.store.stale
+    look = alone.store._stale
 
     def looked(*args, **kwargs):
         seen = look(*args, **kwargs)
         assert advance(alone, claim, ANSWERED)
         return seen
 
-    monkeypatch.setattr(alone.store, "stale", looked)
+    monkeypatch.setattr(alone.store, "_stale", looked)
     assert take(alone) is None
     assert alone.store.find(claim.id).owner_token == claim.owner_token
