@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+__all__ = ["beat_schedule"]
+
 # Sweeps that nobody took up are dropped rather than done one after the other when the workers are back. Not sooner: it
 # is the clock of another machine that a worker compares with its own.
 _KEPT_FOR = timedelta(minutes=10)
