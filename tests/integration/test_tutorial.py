@@ -1,4 +1,4 @@
-"""The tutorials, word for word: what they tell readers to write and to run is written and run, and answers as they say."""
+"""The tutorials, word for word: what they tell readers to write and run is written and run, and answers as they say."""
 
 from __future__ import annotations
 
