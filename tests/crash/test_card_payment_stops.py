@@ -27,6 +27,9 @@ SEALED = ("after_commit", "after_effect")
 
 # Of those that are suspended with a row that others need, there are tests below.
 BY_SWEEPERS = ("after_taken", "after_looked_up/authorise", *SENDING, "after_seal", "after_commit")
+BEFORE_THE_END = tuple(
+    place for place in PLACES if place not in (*UNCLAIMED, *SEALED, "after_taken", "after_looked_up/authorise")
+)
 BY_WORKERS = tuple(place for place in PLACES if place not in (*BY_SWEEPERS[:2], "before_seal"))
 
 
@@ -123,6 +126,36 @@ def test_a_sweeper_that_lost_its_key_commits_nothing(site, held, place, sent):
     assert list(stopped.fates.values()) == ["finished" if place in SEALED else "postponed"]
     assert everything() == before
     assert assert_told_the_truth(site, payer).body == truth.body
+
+
+@pytest.mark.parametrize("place", BEFORE_THE_END)
+def test_a_worker_that_wakes_while_the_sweeper_is_at_it_commits_nothing(site, wake, crowd, committed, control, place):
+    """The record is in flight still, and somebody else's: only the owner token keeps them apart."""
+    if place in RELEASING:
+        control.plan(Fault.NO_ANSWER_BEFORE_EFFECT)
+    payer = CardPayer()
+    with site.failpoints.armed(place) as stop, site.failpoints.armed("after_taken") as taken:
+        stopped = crowd.start(site.pay, payer)
+        stop.wait()
+        sweeping = eventually(lambda: taking(site, taken), "the sweeper has taken over", within=30)
+        before = everything()
+        wake()
+        late = stopped.result(30)
+        assert late.status in (409, 503)
+        assert late.retry_after >= 1
+        assert everything() == before
+        os.kill(sweeping.pid, signal.SIGCONT)
+        assert sweeping.wait() == 0, site.sweepers.log()
+    assert set(sweeping.fates.values()) <= {"finished", "released"}
+    assert_told_the_truth(site, payer)
+
+
+def taking(site, taken):
+    """A sweeper that has taken over and is suspended, or None where there is nothing to take yet."""
+    let_time_pass()
+    sweep = site.sweepers.start()
+    eventually(lambda: taken.reached or sweep.ended, "it takes over or ends")
+    return sweep if taken.reached else None
 
 
 def test_a_worker_suspended_with_the_row_that_the_sweeper_needs(site, wake, crowd, committed, control):

@@ -39,6 +39,14 @@ class Sweep:
         return self._sweepers.status(self.pid, within)
 
     @property
+    def ended(self) -> bool:
+        try:
+            self.wait(0)
+        except TimeoutError:
+            return False
+        return True
+
+    @property
     def fates(self) -> dict[str, str]:
         """What became of each record that it finished with, by the record's id."""
         told = [json.loads(line) for line in self._report.read_text().splitlines()]
@@ -112,7 +120,7 @@ class Sweepers:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(max(within, 0.0)):
-                raise AssertionError(f"no sweeper says anything:\n{self.log()}")
+                raise TimeoutError(f"no sweeper says anything:\n{self.log()}")
         # Byte by byte: a buffer that has read ahead would make the selector wait for what is there already.
         line = b""
         while not line.endswith(b"\n"):
