@@ -1,4 +1,5 @@
-"""The keys, to be looked at. Nothing here changes one, and no page costs more when a million are sealed.
+"""The keys, to be looked at, and decisions about those that are stuck. Nothing else here changes one, and no page costs
+more when a million are sealed.
 
 Claims in flight are a few rows in a leaf of their own. Sealed records are many: the first of them are shown, by primary
 key, and any one is found by its id. So there is no count of all, no free filter and no sorting by a column.
@@ -19,19 +20,22 @@ from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Length, Now
 from django.http import HttpRequest
 from django.utils.functional import cached_property
+from django.utils.html import format_html_join
 from django.utils.http import urlencode
+from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from .conf import current
 from .core.states import State
+from .interventions.pages import InterventionPages
+from .interventions.progress import is_for_a_person, next_sweep, steps_of
 from .models import IdempotencyKey
+from .storage.base import NEVER
 
 if TYPE_CHECKING:
     Keys = QuerySet[IdempotencyKey]
-    _ModelAdmin = admin.ModelAdmin[IdempotencyKey]
     _Paginator = Paginator[Any]
 else:
-    _ModelAdmin = admin.ModelAdmin
     _Paginator = Paginator
 
 AT_MOST = 1000
@@ -40,6 +44,8 @@ AT_MOST = 1000
 _DATABASE = "db"
 _STATE = "state"
 _STUCK = "stuck"
+_HELD = "held"
+_FOR_A_PERSON = "person"
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -47,7 +53,12 @@ class StateFilter(admin.SimpleListFilter):
     parameter_name = _STATE
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(_STUCK, _("stuck: the lease has lapsed")), (State.SEALED.value, _("sealed: the first %d") % AT_MOST)]
+        return [
+            (_STUCK, _("stuck: the lease has lapsed")),
+            (_HELD, _("held: nobody knows yet")),
+            (_FOR_A_PERSON, _("left to a person")),
+            (State.SEALED.value, _("sealed: the first %d") % AT_MOST),
+        ]
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         everything, *others = super().choices(changelist)
@@ -59,6 +70,10 @@ class StateFilter(admin.SimpleListFilter):
             return queryset.filter(state=State.SEALED.value)
         if self.value() == _STUCK:
             return _in_flight(queryset).filter(lease_expires_at__lte=Now())
+        if self.value() == _HELD:
+            return _in_flight(queryset).filter(held_reason__isnull=False)
+        if self.value() == _FOR_A_PERSON:
+            return _in_flight(queryset).filter(sweep_after__gte=NEVER)
         # A search says itself where to look.
         return None if request.GET.get(SEARCH_VAR) else _in_flight(queryset)
 
@@ -99,7 +114,7 @@ class FirstFew(_Paginator):
 
 
 @admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(_ModelAdmin):
+class IdempotencyKeyAdmin(InterventionPages):
     list_display = ("id", "state_now", "scope", "age", "lease_left", "attempts", "mode")
     list_filter = (StateFilter, DatabaseFilter)
     list_per_page = 100
@@ -113,7 +128,9 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     actions = None
     fields = (
         "id", "state_now", "scope", "key", "mode", "attempts", "owner_token",
-        "claimed_at", "age", "lease_expires_at", "lease_left", "sealed_at", "expires_at",
+        "claimed_at", "age", "lease_expires_at", "lease_left",
+        "operation", "recovery_point", "steps_so_far", "held_reason", "held_at", "sweeps", "next_sweep",
+        "sealed_at", "expires_at",
         "response_status", "response_size", "header_names", "fingerprint_scheme", "fingerprint_hex",
     )  # fmt: skip
     readonly_fields = fields
@@ -135,7 +152,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
             super()
             .get_queryset(request)
             .using(alias_of(request))
-            .defer("response_body", "response_headers")
+            .defer("response_body", "response_headers", "parameters")
             .annotate(
                 age=_span(Now(), F("claimed_at")),
                 lease_left=_span(F("lease_expires_at"), Now()),
@@ -165,6 +182,8 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     def state_now(self, key: Any) -> str:
         if key.state == State.SEALED.value:
             return _("expired") if key.kept_for <= timedelta(0) else _("sealed")
+        if key.held_reason is not None:
+            return _("left to a person") if is_for_a_person(key) else _("held")
         return _("stuck") if key.lease_left <= timedelta(0) else _("in flight")
 
     @admin.display(description=gettext_lazy("age"))
@@ -177,6 +196,14 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         if left is None:
             return None
         return readable(left) if left > timedelta(0) else _("lapsed %s ago") % readable(-left)
+
+    @admin.display(description=gettext_lazy("steps"))
+    def steps_so_far(self, key: IdempotencyKey) -> str | None:
+        return format_html_join(mark_safe("<br>"), "{}", ((step,) for step in steps_of(key))) or None
+
+    @admin.display(description=gettext_lazy("next sweep"))
+    def next_sweep(self, key: IdempotencyKey) -> str | None:
+        return None if key.state == State.SEALED.value else next_sweep(key)
 
     @admin.display(description=gettext_lazy("response body"))
     def response_size(self, key: IdempotencyKey) -> str | None:

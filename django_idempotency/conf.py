@@ -98,6 +98,11 @@ SETTINGS: dict[str, Setting] = {
         FIELD_VALIDATORS["lease"],
         "How long after its claim a lease is still renewed, so that a hung view cannot hold a key for ever.",
     ),
+    "STALE_AFTER": Setting(
+        timedelta(seconds=20),
+        FIELD_VALIDATORS["max_wait"],
+        "How long after the end of its lease a sweeper takes a claim up; an operation may say otherwise.",
+    ),
     "FAILPOINTS_ENABLED": Setting(
         False,
         FIELD_VALIDATORS["required"],

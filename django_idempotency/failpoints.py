@@ -16,11 +16,22 @@ POINTS = (
     "before_claim",
     "after_claim",
     "after_effect",
+    # Of an operation, each also as point/step, such as before_call/authorise.
+    "before_phase",
+    "before_phase_commit",
+    "after_phase",
+    "before_call_started",
+    "before_call",
+    "after_call",
+    "after_call_stored",
     "before_seal",
     "after_seal",
     "after_commit",
     "before_release",
     "after_release",
+    # Of a sweeper.
+    "after_taken",
+    "after_looked_up",
 )
 
 VARIABLE = "IDEMPOTENCY_FAILPOINTS"
@@ -33,8 +44,10 @@ class FailpointReached(Exception):
 _armed: dict[str, Callable[[], None]] = {}
 
 
-def hit(point: str) -> None:
-    action = _armed.get(point)
+def hit(point: str, step: str | None = None) -> None:
+    if not _armed:
+        return
+    action = _armed.get(f"{point}/{step}") or _armed.get(point)
     if action is not None:
         action()
 
@@ -48,7 +61,7 @@ def arm(specification: str) -> None:
     for entry in filter(None, specification.split(",")):
         point, _, rest = entry.strip().partition(":")
         name, _, path = rest.partition("@")
-        if point not in POINTS or name not in _ACTIONS:
+        if point.partition("/")[0] not in POINTS or name not in _ACTIONS:
             raise ValueError(
                 f"{VARIABLE}: {entry!r} is not point:action[@path] with a point of {', '.join(POINTS)} "
                 f"and an action of {', '.join(_ACTIONS)}."

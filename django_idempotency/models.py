@@ -44,11 +44,28 @@ class IdempotencyKey(models.Model):
         null=True,
         help_text=_("Empty where the policy keeps no body, or it was over the limit."),
     )
+    operation = models.CharField(_("operation"), max_length=255, null=True, help_text=_("Set once it has begun."))
+    parameters = models.JSONField(_("parameters"), null=True)
+    steps = models.JSONField(_("steps"), null=True, help_text=_("What became of each phase and call."))
+    recovery_point = models.CharField(
+        _("recovery point"), max_length=255, null=True, help_text=_("The last finished phase or call.")
+    )
+    held_reason = models.TextField(_("held because"), null=True)
+    held_at = models.DateTimeField(_("held since"), null=True)
+    sweeps = models.SmallIntegerField(_("sweeps"), default=0, help_text=_("How often a sweeper tried."))
+    sweep_after = models.DateTimeField(_("sweep after"), null=True)
+    stale_after = models.FloatField(
+        _("stale after"), null=True, help_text=_("Seconds from the end of the lease until a sweeper may take over.")
+    )
 
     class Meta:
         db_table = "idempotency_key"
         verbose_name = _("idempotency key")
         verbose_name_plural = _("idempotency keys")
+        permissions: ClassVar = [
+            ("release_idempotencykey", "Can release a key under which something may have happened"),
+            ("resolve_idempotencykey", "Can say what became of a stuck key"),
+        ]
         constraints: ClassVar = [
             models.CheckConstraint(
                 name="idempotency_key_state",

@@ -117,9 +117,10 @@ def refuse_outer_block(connection: BaseDatabaseWrapper) -> None:
     """:raises ImproperlyConfigured: somebody else's transaction is open, whose end would decide over ours."""
     if connection.in_atomic_block and not within_test_case(connection):
         raise ImproperlyConfigured(
-            f"An atomic() block on {connection.alias!r} is open around an idempotent view: rolled back after the "
-            "answer was sent, it would undo what that answer says. Remove it (look for a decorator or a middleware); "
-            "the view gets a transaction anyway."
+            f"An atomic() block on {connection.alias!r} is open around an idempotent view, an operation or a sweep: "
+            "rolled back after the answer was given, it would undo what that answer says. Remove it (look for a "
+            "decorator, a middleware, or ATOMIC_REQUESTS around a view that is not idempotent); what runs inside gets "
+            "transactions anyway."
         )
 
 
@@ -240,11 +241,14 @@ class Leased:
         return self._store.take_over(record, self._claim)
 
     def begin(self) -> None:
+        self._renew()
+        self._transactions.reopen(self._store.alias)
+
+    def _renew(self) -> None:
         # Inside a TestCase another connection sees neither the claim nor its lease.
         if self._store.renews_leases and not connections[self._store.alias].in_atomic_block:
             claim = self._claim
             self._renewal = renewal.start(self._store.alias, claim.id, claim.owner_token, claim.lease)
-        self._transactions.reopen(self._store.alias)
 
     def undo(self) -> None:
         self._transactions.roll_back()
@@ -276,7 +280,21 @@ class Leased:
         return False
 
 
-MODES: dict[IdempotencyMode, type[Atomic | Leased]] = {
+class Phased(Leased):
+    """The claim commits first; what follows commits phase by phase, and an operation sees to that.
+
+    The view around it runs outside any transaction of ours: what it writes there commits by itself, unfenced.
+    """
+
+    def begin(self) -> None:
+        self._renew()
+
+    def undo(self) -> None:
+        pass
+
+
+MODES: dict[IdempotencyMode, type[Atomic | Leased | Phased]] = {
     IdempotencyMode.ATOMIC: Atomic,
     IdempotencyMode.LEASED: Leased,
+    IdempotencyMode.PHASED: Phased,
 }

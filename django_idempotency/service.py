@@ -7,35 +7,26 @@ effect, and the answer leaves after its COMMIT.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error as DatabaseFailure, IntegrityError, connections, router, transaction
+from django.db import Error as DatabaseFailure, router
 
 from . import retention
 from .conf import current
-from .core.errors import (
-    BrokenTransaction,
-    Held,
-    InProgress,
-    KeyReused,
-    LeaseLost,
-    OutcomeUnknown,
-    StoreUnavailable,
-    TransactionConflict,
-)
+from .core.errors import Held, InProgress, KeyReused, StoreUnavailable
 from .core.fingerprint import SCHEME, Content, fingerprint
 from .core.keys import record_id
-from .core.outcomes import Decision
+from .core.operations import may_send_again, registry
 from .core.policy import ResolvedPolicy
-from .core.states import Claim, IdempotencyMode, Record, RecordedResponse, Sealing, State, Verdict
+from .core.states import Claim, IdempotencyMode, Record, RecordedResponse, State, Verdict
 from .failpoints import hit
 from .models import IdempotencyKey
 from .modes import MODES, Mode, RequestTransactions
+from .ownership import Outcome, TransactionalKey, kind
+from .phasing import PhasedKey, current_key
 from .storage import Store, store_for
-from .storage.transactions import cannot_commit, is_lost, passing, sqlstate
 
 logger = logging.getLogger("django_idempotency")
 
@@ -49,21 +40,6 @@ class Intent:
     content: Content
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the view came to.
-
-    :param record: makes what a retry will receive. Called only if the outcome is to be sealed.
-    :param exception: what the handler raised, where the response was made of that.
-    :param discard: ends what is still going on in a response that is not sent after all.
-    """
-
-    status: int
-    record: Callable[[], RecordedResponse]
-    exception: BaseException | None = None
-    discard: Callable[[], None] = lambda: None
-
-
 class Execution:
     """One request from the claim to the commit.
 
@@ -73,7 +49,8 @@ class Execution:
 
     def __init__(self, transactions: RequestTransactions) -> None:
         self.transactions = transactions
-        self._owned: _Owned | None = None
+        self._owned: TransactionalKey | PhasedKey | None = None
+        self._outer: PhasedKey | None = None
 
     @property
     def owns_key(self) -> bool:
@@ -95,8 +72,8 @@ class Execution:
         except BaseException as error:
             self.abandon()
             if isinstance(error, DatabaseFailure):
-                logger.error("The keys on %r cannot be reached: %s", alias, _kind(error))  # noqa: TRY400 - no values
-                raise StoreUnavailable(_kind(error)) from error
+                logger.error("The keys on %r cannot be reached: %s", alias, kind(error))  # noqa: TRY400 - no values
+                raise StoreUnavailable(kind(error)) from error
             raise
         return record
 
@@ -127,14 +104,26 @@ class Execution:
                 self.transactions.commit()
                 return answer.record
             _check_lapsed(answer.record)
+            _check_resumable(store, answer.record, policy)
             if not mode.take_over(answer.record):
                 raise InProgress
             logger.warning("%s is taken over: its lease lapsed after attempt %d.", claim.id, answer.record.attempts)
         else:
             logger.info("%s is claimed.", claim.id)
-        self._owned = _Owned(store, claim, policy, mode)
+        self._own(store, claim, policy, mode, resumed=answer.record is not None)
         mode.begin()
         return None
+
+    def _own(self, store: Store, claim: Claim, policy: ResolvedPolicy, mode: Mode, *, resumed: bool) -> None:
+        phased = None
+        if policy.mode is IdempotencyMode.PHASED:
+            # Read after the take-over: until then, the old owner may have come further than was seen.
+            record = store.find(claim.id) if resumed else None
+            phased = PhasedKey(store, claim, policy, mode, record.progress if record else None)
+        self._owned = phased or TransactionalKey(store, claim, policy, mode)
+        # None hides the key of a view around this one: an operation that is called in here is not that one's.
+        self._outer = current_key.get()
+        current_key.set(phased)
 
     def undo(self) -> None:
         """Drop what a handler that raised has written, so that the project's exception handler meets a clean
@@ -142,143 +131,38 @@ class Execution:
         if self._owned is not None:
             self._owned.undo()
 
-    def finish(self, outcome: Outcome) -> None:
-        """Seal or release, then commit.
+    def finish(self, outcome: Outcome) -> RecordedResponse | None:
+        """Seal or release, then commit. What an operation has sealed is sent in place of the view's response.
 
         :raises IdempotencyError: the response must not be sent, and this is the answer instead.
         """
-        if self._owned is None:
+        owned = self._taken()
+        if owned is None:
             self.transactions.commit()
-            return
-        try:
-            sealed = self._owned.settle(outcome)
-        except BaseException as error:
-            self.abandon(error)
-            if isinstance(error, DatabaseFailure):
-                raise StoreUnavailable(_kind(error)) from error
-            raise
-        if not sealed:
-            self.abandon()
-            return
-        owned, self._owned = self._owned, None
-        owned.commit()
-        hit("after_commit")
+            return None
+        return owned.finish(outcome)
 
     def abandon(self, error: BaseException | None = None) -> None:
-        """Roll everything back, and release the key if it is ours.
+        """No outcome: roll everything back, and release the key if it is ours and nothing has begun under it.
 
         :param error: what left the view.
-        :raises TransactionConflict: the error is of a kind that a repetition gets past.
+        :raises IdempotencyError: a better answer than that error.
         """
-        owned, self._owned = self._owned, None
+        owned = self._taken()
         if owned is None:
             self.transactions.roll_back()
-            return
-        hit("before_release")
-        if owned.mode.release():
-            logger.info("%s is released.", owned.claim.id)
-        hit("after_release")
-        if isinstance(error, DatabaseFailure) and (why := passing(error)):
-            logger.warning("%s was rolled back by the database: %s.", owned.claim.id, why)
-            raise TransactionConflict from error
+        else:
+            owned.abandon(error)
 
+    def leave(self) -> None:
+        """The operation has sealed its answer, and nobody is told of it here."""
+        self._taken()
 
-@dataclass
-class _Owned:
-    """A key that is ours."""
-
-    store: Store
-    claim: Claim
-    policy: ResolvedPolicy
-    mode: Mode
-    undone: bool = False
-
-    def undo(self) -> None:
-        self.undone = True
-        try:
-            self.mode.undo()
-        except DatabaseFailure:
-            # The handler's own error goes on to the project; the broken transaction is met again at the end.
-            logger.exception("The writes under %s could not be undone one by one.", self.claim.id)
-
-    def settle(self, outcome: Outcome) -> bool:
-        """Seal, if that is what the rules say and the transaction can carry it."""
-        broken = self._is_broken()
-        if broken and outcome.exception is None and outcome.status < 400:
-            logger.error("%s: the view answered %d over a broken transaction.", self.claim.id, outcome.status)
-            raise BrokenTransaction
-        if self.policy.outcomes.decision(outcome.status, outcome.exception) is Decision.RELEASE:
-            return False
-        if broken:
-            self.mode.undo()
-        response = outcome.record()
-        if self.mode.left_open():
-            logger.error(
-                "%s: an atomic() block that the view began is open still, perhaps in a generator that it streams.",
-                self.claim.id,
-            )
-            outcome.discard()
-            raise BrokenTransaction
-        hit("before_seal")
-        self.mode.before_seal()
-        self._seal(response)
-        hit("after_seal")
-        return True
-
-    def _is_broken(self) -> bool:
-        connection = connections[self.store.alias]
-        if self.undone and not connection.closed_in_transaction:
-            # The framework marks the transaction of a request whose handler raised; those writes are undone already.
-            transaction.set_rollback(False, using=self.store.alias)
-        return cannot_commit(connection)
-
-    def _seal(self, response: RecordedResponse) -> None:
-        sealing = self._try_seal(response)
-        if sealing is Sealing.NO_PARTITION:
-            retention.forget_reach(self.store.alias)
-            retention.ensure_leaf(self.store.alias, self.policy.retention)
-            sealing = self._try_seal(response)
-        if sealing is Sealing.LOST:
-            logger.warning("%s was taken over while this attempt ran; its writes are rolled back.", self.claim.id)
-            raise LeaseLost
-        if sealing is not Sealing.SEALED:
-            raise StoreUnavailable(f"no partition of {self.store.alias!r} takes the record")
-        logger.info("%s is sealed with %d.", self.claim.id, response.status)
-
-    def _try_seal(self, response: RecordedResponse) -> Sealing:
-        return self.store.seal(
-            self.claim.id,
-            self.claim.owner_token,
-            response,
-            retention=self.policy.retention.total_seconds(),
-            lease=self.claim.lease,
-            durable=self.mode.durable,
-        )
-
-    def commit(self) -> None:
-        """Commit, and find out what became of it where the answer was lost."""
-        try:
-            self.mode.commit()
-        except Exception as error:
-            record = self._look_up(error)
-            if record is not None and record.owner_token != self.claim.owner_token:
-                raise LeaseLost from error
-            if record is not None and record.state is State.SEALED:
-                logger.exception("%s is committed; what follows the COMMIT failed.", self.claim.id)
-                return
-            if not _database_refused(error):
-                raise OutcomeUnknown from error
-            self.mode.release()
-            if passing(error):
-                raise TransactionConflict from error
-            raise  # of a deferred constraint or trigger: the project's own error
-
-    def _look_up(self, error: Exception) -> Record | None:
-        connections[self.store.alias].close_if_unusable_or_obsolete()
-        try:
-            return self.store.find(self.claim.id)
-        except DatabaseFailure:
-            raise OutcomeUnknown from error
+    def _taken(self) -> TransactionalKey | PhasedKey | None:
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            current_key.set(self._outer)
+        return owned
 
 
 def database_for(policy: ResolvedPolicy, scope: str) -> str:
@@ -318,11 +202,13 @@ def _check_lapsed(record: Record) -> None:
         raise InProgress(record.lease_left)
 
 
-def _database_refused(error: Exception) -> bool:
-    """Whether the server itself said no to a COMMIT, and not a connection that broke: nothing is committed."""
-    return isinstance(error, IntegrityError) or not is_lost(sqlstate(error))
-
-
-def _kind(error: BaseException) -> str:
-    """The class of a database error: its message may quote the values of a row."""
-    return type(error.__cause__ or error).__name__
+def _check_resumable(store: Store, record: Record, policy: ResolvedPolicy) -> None:
+    """:raises Held: an operation has begun under this key, and sending again could be a second effect."""
+    if record.progress is None:
+        return
+    definition = registry.get(record.progress.operation)
+    open_call = record.progress.open_call
+    if policy.mode is not IdempotencyMode.PHASED or definition is None:
+        raise Held(retry_after=60.0)
+    if open_call is not None and not may_send_again(definition, open_call, now=store.now()):
+        raise Held(retry_after=60.0)

@@ -1,4 +1,4 @@
-"""The payments API surviving retries, races and a killed worker.
+"""The payments API surviving retries, races, killed workers and a card processor that does not answer.
 
     python -m example_project.demo            # shows it, checks each claim, ends with 0 if all were seen
     python -m example_project.demo --serve    # and leaves the API and the admin running until Ctrl-C
@@ -14,13 +14,20 @@ import secrets
 import signal
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from django.db import OperationalError
 
 from .postgres import PostgresUnavailable, database_url
+from .processor import ProcessorServer
 from .serving import ApiServer
 from .story import Story
+
+if TYPE_CHECKING:
+    from .scenes import Stage
+
+PROCESSOR_TIMEOUT = 2
+"""Seconds. Short, so that nobody waits long where it does not answer; a claim is stale after twice that."""
 
 
 def main() -> int:
@@ -49,34 +56,43 @@ def _run(*, serve: bool) -> int:
         story.say("Starting a PostgreSQL of its own; DATABASE_URL would name another.")
     database_url()
     story.say("Making the tables.")
-    _set_up_django()
-    # Not before: the scenes know the models.
-    from .scenes import Stage
+    with ProcessorServer() as processor:
+        _set_up_django(processor)
+        # Not before: the scenes know the models.
+        from .scenes import Stage
 
-    with ApiServer() as api:
-        story.say(f"The API listens on {api.url}")
-        stage = Stage(story, api)
-        for title, scene in stage.scenes():
-            story.tell(title, scene)
-        all_seen = story.end()
-        if not all_seen:
-            last_lines = "\n".join(api.log().splitlines()[-40:])
-            print(f"\nThe last that the API printed:\n{last_lines}", file=sys.stderr)
-        if serve:
-            with suppress(KeyboardInterrupt):
-                story.title("Yours until Ctrl-C")
-                for line in stage.invitation():
-                    story.say(line)
-                signal.pause()
+        story.say(f"The card processor listens on {processor.url}")
+        with ApiServer() as api:
+            story.say(f"The API listens on {api.url}")
+            return _tell(story, Stage(story, api, processor), serve=serve)
+
+
+def _tell(story: Story, stage: Stage, *, serve: bool) -> int:
+    for title, scene in stage.scenes():
+        story.tell(title, scene)
+    all_seen = story.end()
+    if not all_seen:
+        last_lines = "\n".join(stage.api.log().splitlines()[-40:])
+        print(f"\nThe last that the API printed:\n{last_lines}", file=sys.stderr)
+    if serve:
+        with suppress(KeyboardInterrupt):
+            story.title("Yours until Ctrl-C")
+            for line in stage.invitation():
+                story.say(line)
+            signal.pause()
     return 0 if all_seen else 1
 
 
-def _set_up_django() -> None:
+def _set_up_django(processor: ProcessorServer) -> None:
     """For this process, which looks into the books, and by inheritance for the API's."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
     os.environ["IDEMPOTENCY_FAILPOINTS_ENABLED"] = "true"
     os.environ.setdefault("SECRET_KEY", secrets.token_urlsafe(32))
     os.environ["WEBHOOK_SECRETS"] = f"acme={secrets.token_hex(16)}"
+    os.environ["PROCESSOR_URL"] = processor.url
+    os.environ["PROCESSOR_TIMEOUT"] = str(PROCESSOR_TIMEOUT)
+    # Kept in this process, to be counted.
+    os.environ["MAIL_BACKEND"] = "django.core.mail.backends.locmem.EmailBackend"
 
     import django
     from django.core.management import call_command

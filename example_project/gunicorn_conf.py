@@ -22,6 +22,13 @@ def on_starting(server: object) -> None:
     threading.Thread(target=_end_with_owner, daemon=True).start()
 
 
+def when_ready(server: object) -> None:
+    """What Django loads with the first request, each new worker would have to load again."""
+    from django.urls import get_resolver
+
+    assert get_resolver().url_patterns
+
+
 def _end_with_owner() -> None:
     # Not sys.stdin: a fork taken during a buffered read would inherit its lock, and could not exit.
     while os.read(0, 1):

@@ -13,12 +13,14 @@ from uuid import uuid4
 
 from django.contrib.auth.models import User
 
+from .card_scenes import CardScenes
 from .client import REPLAYED, Answer, Request, at_once, post, send
 from .faultproxy import Fault, FaultProxy
 from .payments import ledger
 from .payments.factories import AccountFactory, AuthorisedChargeFactory, TokenFactory
 from .payments.models import Charge, Transfer
 from .payments.webhooks import signed_headers
+from .processor import ProcessorServer
 from .serving import ApiServer
 from .story import Story
 
@@ -54,30 +56,37 @@ class Customer:
 class Stage:
     """The customers, the API that they call, and the scenes that they play."""
 
-    def __init__(self, story: Story, api: ApiServer) -> None:
+    def __init__(self, story: Story, api: ApiServer, processor: ProcessorServer) -> None:
         self.say, self.claim = story.say, story.claim
         self.api = api
         self.alice, self.bob = Customer("Alice"), Customer("Bob")
+        self.cards = CardScenes(self, processor)
 
     def scenes(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        yield "1. A request and its retry", self.retried
-        yield "2. The answer is lost on its way back", self.answer_lost
-        yield "3. Twenty requests with one key at once", self.in_parallel
-        yield "4. A worker is killed between the effect and its record", self.worker_killed
-        yield "5. A worker is killed while it holds a lease", self.leaseholder_killed
-        yield "6. Two customers with the same key", self.two_customers
-        yield "7. One key, another amount", self.other_amount
-        yield "8. Keys that are none", self.bad_keys
-        yield "9. A decline is a result", self.declined
-        yield "10. A provider delivers one event five times at once", self.webhook
-        yield "11. The books", self.books
+        """In their order, with their numbers."""
+        for number, (title, scene) in enumerate(self._scenes(), start=1):
+            yield f"{number}. {title}", scene
+
+    def _scenes(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "A request and its retry", self.retried
+        yield "The answer is lost on its way back", self.answer_lost
+        yield "Twenty requests with one key at once", self.in_parallel
+        yield "A worker is killed between the effect and its record", self.worker_killed
+        yield "A worker is killed while it holds a lease", self.leaseholder_killed
+        yield "Two customers with the same key", self.two_customers
+        yield "One key, another amount", self.other_amount
+        yield "Keys that are none", self.bad_keys
+        yield "A decline is a result", self.declined
+        yield "A provider delivers one event five times at once", self.webhook
+        yield from self.cards.scenes()
+        yield "The books", self.books
 
     def retried(self) -> None:
         charge = self.alice.charge(12_50)
         first = self.post(self.api, self.alice, charge)
         again = self.post(self.api, self.alice, charge)
         self.claim("the charge was made", first.status == 201, first)
-        self._claim_replay(first, again)
+        self.claim_replay(first, again)
         self._claim_charged_once(self.alice, charge)
 
     def answer_lost(self) -> None:
@@ -110,20 +119,20 @@ class Stage:
 
     def worker_killed(self) -> None:
         charge = self.alice.charge(30_00)
-        with self._deadly_api() as (api, marker):
+        with self.deadly_api() as (api, marker):
             lost = self.post(api, self.alice, charge)
             self.claim("the worker died and the client heard nothing", lost.lost and marker.exists(), lost)
             self._claim_charged(self.alice, charge, times=0, text="the effect went with it")
             retry = self.post(api, self.alice, charge)
             self.claim("the retry ran", retry.status == 201 and not retry.replayed, retry)
-            self._claim_replay(retry, self.post(api, self.alice, charge))
+            self.claim_replay(retry, self.post(api, self.alice, charge))
         self._claim_charged_once(self.alice, charge)
 
     def leaseholder_killed(self) -> None:
         held = AuthorisedChargeFactory.create(account=self.alice.account, amount=15_00)
         self.alice.spent += held.amount
         capture = Request(f"/api/charges/{held.pk}/capture/", {})
-        with self._deadly_api() as (api, marker):
+        with self.deadly_api() as (api, marker):
             lost = self.post(api, self.alice, capture)
             self.claim("the worker died and the client heard nothing", lost.lost and marker.exists(), lost)
             early = self.post(api, self.alice, capture)
@@ -133,7 +142,7 @@ class Stage:
             time.sleep(early.retry_after)
             retry = self.post(api, self.alice, capture)
             self.claim("then the retry ran", retry.status == 200 and not retry.replayed, retry)
-            self._claim_replay(retry, self.post(api, self.alice, capture))
+            self.claim_replay(retry, self.post(api, self.alice, capture))
         captures = held.transfers.filter(kind=Transfer.Kind.CAPTURE).count()
         self.claim("the charge was captured once", captures == 1, captures)
 
@@ -175,7 +184,7 @@ class Stage:
         charge = self.bob.charge(OPENING_BALANCE + 1)
         first = self.post(self.api, self.bob, charge)
         self.claim("the account does not hold that much", first.status == 402, first)
-        self._claim_replay(first, self.post(self.api, self.bob, charge))
+        self.claim_replay(first, self.post(self.api, self.bob, charge))
         kept = list(Charge.objects.filter(reference=charge.body["reference"]).values_list("status", flat=True))
         self.claim("one declined charge is on record", kept == [Charge.Status.DECLINED], kept)
 
@@ -188,14 +197,15 @@ class Stage:
         statuses = {answer.status for answer in answers}
         self.claim("each was accepted, or told to come again", 201 in statuses <= {201, 409}, statuses)
         self.bob.spent -= 50_00
-        self._claim_balance(self.bob)
+        self.claim_balance(self.bob)
         forged = send(url, body, list({**headers, "Webhook-Signature": "0" * 64}.items()))
         self.claim("a forged signature: 401", forged.status == 401, forged)
 
     def books(self) -> None:
         self.claim("every transfer adds up to nothing", ledger.is_balanced(), list(ledger.unbalanced_transfers()))
+        self.cards.claim_nothing_is_under_way((self.alice, self.bob))
         for customer in (self.alice, self.bob):
-            self._claim_balance(customer)
+            self.claim_balance(customer)
 
     def invitation(self) -> Sequence[str]:
         """How to go on by hand."""
@@ -218,15 +228,18 @@ class Stage:
         return answer
 
     @contextmanager
-    def _deadly_api(self) -> Iterator[tuple[ApiServer, Path]]:
-        """An API of which one worker, once, kills itself with the effect written and its record not."""
+    def deadly_api(self, point: str = "before_seal") -> Iterator[tuple[ApiServer, Path]]:
+        """An API of which one worker, once, kills itself: usually with the effect written and its record not."""
         with tempfile.TemporaryDirectory() as folder:
             marker = Path(folder) / "killed"
-            failpoints = f"before_seal:kill@{marker}"
-            with ApiServer({"IDEMPOTENCY_FAILPOINTS": failpoints, "IDEMPOTENCY_LEASE": str(LEASE_SECONDS)}) as api:
+            with self.brief_api(IDEMPOTENCY_FAILPOINTS=f"{point}:kill@{marker}") as api:
                 yield api, marker
 
-    def _claim_replay(self, first: Answer, again: Answer) -> None:
+    def brief_api(self, **environment: str) -> ApiServer:
+        """An API whose leases are short."""
+        return ApiServer({"IDEMPOTENCY_LEASE": str(LEASE_SECONDS), **environment})
+
+    def claim_replay(self, first: Answer, again: Answer) -> None:
         self.claim("the next retry: the same status", first.status == again.status, f"{first}, then {again}")
         self.claim("the same bytes", first.body == again.body, f"{first.body!r}, then {again.body!r}")
         self.claim(f"and {REPLAYED}: true", again.replayed and not first.replayed, f"{first}, then {again}")
@@ -239,8 +252,8 @@ class Stage:
         made = Charge.objects.filter(reference=charge.body["reference"])
         found = made.count(), Transfer.objects.filter(charge__in=made).count()
         self.claim(text, found == (times, times), "{} charges, {} transfers".format(*found))
-        self._claim_balance(customer)
+        self.claim_balance(customer)
 
-    def _claim_balance(self, customer: Customer) -> None:
+    def claim_balance(self, customer: Customer) -> None:
         expected = OPENING_BALANCE - customer.spent
         self.claim(f"{customer.name} has {expected / 100:.2f}", customer.balance == expected, customer.balance / 100)

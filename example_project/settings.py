@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import django
 import environ
+
+from django_idempotency.schedules import beat_schedule
 
 from .postgres import database_url
 
@@ -92,10 +96,41 @@ IDEMPOTENCY = {
     "FAILPOINTS_ENABLED": env.bool("IDEMPOTENCY_FAILPOINTS_ENABLED", default=False),
 }
 
+# Without a broker there are no workers: tasks run where they are called, and `manage.py idempotency sweep` and
+# `manage.py relay_jobs` do by hand what is due otherwise.
+CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="")
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    **({"confirm_publish": True} if CELERY_BROKER_URL.startswith("amqp") else {}),
+    **env.json("CELERY_BROKER_TRANSPORT_OPTIONS", default={}),
+}
+CELERY_TASK_ALWAYS_EAGER = not CELERY_BROKER_URL
+CELERY_TASK_DEFAULT_QUEUE = env.str("CELERY_TASK_DEFAULT_QUEUE", default="celery")
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_BEAT_SCHEDULE = {
+    **beat_schedule(sweep_every=timedelta(seconds=env.float("IDEMPOTENCY_SWEEP_EVERY", default=60))),
+    "relay": {"task": "payments.relay", "schedule": 5.0},
+}
+
 # What each provider signs its webhooks with: WEBHOOK_SECRETS="acme=…,globex=…".
 WEBHOOK_SECRETS = env.dict(
     "WEBHOOK_SECRETS", default={"acme": "only-for-the-example", "globex": "also-only-for-the-example"}
 )
+
+# The card processor's address, and how many seconds it is given for an answer. Without one there are no card payments.
+PROCESSOR_URL = env.str("PROCESSOR_URL", default="")
+PROCESSOR_TIMEOUT = env.float("PROCESSOR_TIMEOUT", default=10)
+
+# Receipts are printed, unless there is a way to send them.
+MAIL_BACKEND = env.str("MAIL_BACKEND", default="django.core.mail.backends.console.EmailBackend")
+MAIL_TIMEOUT = 10
+if django.VERSION >= (6, 1):
+    MAILERS: dict[str, dict[str, Any]] = {"default": {"BACKEND": MAIL_BACKEND}}
+    if MAIL_BACKEND == "django.core.mail.backends.smtp.EmailBackend":
+        MAILERS["default"]["OPTIONS"] = {"host": env.str("MAIL_HOST", default="localhost"), "timeout": MAIL_TIMEOUT}
+else:
+    EMAIL_BACKEND, EMAIL_TIMEOUT = MAIL_BACKEND, MAIL_TIMEOUT
+    EMAIL_HOST = env.str("MAIL_HOST", default="localhost")
 
 LOGGING = {
     "version": 1,

@@ -39,7 +39,7 @@ def wrapped_by_atomic_requests(views: Iterable[ViewInUse]) -> Iterator[CheckMess
             yield found(
                 "E022",
                 f"ATOMIC_REQUESTS on {', '.join(wrapped)} opens a transaction around a view whose own must be the "
-                "outermost: in either mode, each request fails.",
+                "outermost: whatever the mode, each request fails.",
                 "A decorator above it, or a dispatch that overrides a decorated one, lost the view's attributes. "
                 "Use functools.wraps there.",
                 view.name,

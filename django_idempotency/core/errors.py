@@ -31,6 +31,14 @@ class IdempotencyError(Exception):
         return {}
 
 
+class Explained(Exception):
+    """An error whose text is ours, and may be stored and logged. That of others may quote somebody's data."""
+
+
+class ForAPerson(Explained):
+    """Why an operation that has begun can be ended by a person only: to guess might be a second effect."""
+
+
 class _Reasoned(IdempotencyError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -85,9 +85,14 @@ def record_id(scope: str, key: str) -> uuid.UUID:
     Lengths, because with a separator two pairs could read the same. Records outlive a release: another form
     would make every running retry a new request.
     """
+    return uuid.UUID(bytes=framed_digest(scope, key)[:16])
+
+
+def framed_digest(*parts: str) -> bytes:
+    """SHA-256 over ``parts`` in UTF-8, each preceded by its length as eight bytes, big end first."""
     digest = hashlib.sha256()
-    for part in (scope, key):
+    for part in parts:
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "big"))
         digest.update(encoded)
-    return uuid.UUID(bytes=digest.digest()[:16])
+    return digest.digest()

@@ -139,6 +139,25 @@ class ResolvedPolicy:
     operation: str | None
     body_codec: BodyCodec | None
 
+    def stored_body(self, body: bytes) -> bytes | None:
+        """What is kept of a response body: packed by the codec, and nothing of one that is over the limit."""
+        if len(body) > self.max_response_bytes:
+            return None
+        return body if self.body_codec is None else _bytes(self.body_codec.pack(body), "pack")
+
+    def original_body(self, stored: bytes | None) -> bytes | None:
+        """The body that was stored so."""
+        if stored is None or self.body_codec is None:
+            return stored
+        return _bytes(self.body_codec.unpack(stored), "unpack")
+
+
+def _bytes(body: object, of: str) -> bytes:
+    """:raises TypeError: text, say, which the database would read in its own way."""
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise TypeError(f"BodyCodec.{of} must return bytes, not {type(body).__name__}.")
+    return bytes(body)
+
 
 def _boolean(name: str, value: object) -> bool:
     if not isinstance(value, bool):

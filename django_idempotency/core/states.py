@@ -11,8 +11,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from uuid import UUID
+
+from .progress import Progress
 
 
 class State(str, Enum):
@@ -29,6 +32,9 @@ class IdempotencyMode(str, Enum):
 
     LEASED = "leased"
     """The claim commits first, under a lease; effect and seal follow in a second, fenced transaction."""
+
+    PHASED = "phased"
+    """The claim commits first; an operation then commits phase by phase, with calls to other systems in between."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,22 @@ class Record:
     attempts: int
     lease_left: float | None = None
     response: RecordedResponse | None = None
+    progress: Progress | None = None
+    held_reason: str | None = None
+    sweeps: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A claim in flight as a person was shown it.
+
+    Whatever an owner, its renewer or a sweeper does changes one of these, so that a decision can be refused that was
+    made on what is no longer so.
+    """
+
+    id: UUID
+    owner_token: UUID
+    lease_expires_at: datetime
 
 
 class Verdict(str, Enum):

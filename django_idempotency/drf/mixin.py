@@ -207,17 +207,27 @@ class IdempotencyMixin(_Base):
             except IdempotencyError as error:
                 passage.answer = self._refusal(error)
         if passage.answer is not None:
-            # Stands in for the answer in finalize_response, which a plain HttpResponse would crash in some projects.
-            return Response({}, status=passage.answer.status_code)
+            return _placeholder(passage.answer)
         passage.running, passage.exception = True, None
         try:
             return handler(request, *args, **kwargs)
+        except IdempotencyError as error:
+            # An operation's. The project's exception handler could only turn it into something else.
+            return _placeholder(self._abandoned(passage, error))
         except Exception as error:
             passage.exception = error
             passage.exchange.undo()
             raise
         finally:
             passage.running = False
+
+    def _abandoned(self, passage: _Passage, error: IdempotencyError) -> HttpResponse:
+        try:
+            passage.exchange.abandon(error)
+        except IdempotencyError as better:
+            error = better
+        passage.answer = self._refusal(error)
+        return passage.answer
 
     def _policy_for(self, method: str, handler: Handler, request: Request) -> ResolvedPolicy | None:
         policy, mark = self.get_idempotency_policy(), mark_of(handler)
@@ -286,6 +296,11 @@ def _machine_readable(renderer: BaseRenderer | None, view: APIView) -> BaseRende
     if isinstance(renderer, BrowsableAPIRenderer):
         renderer = renderer.get_default_renderer(view)
     return renderer or JSONRenderer()
+
+
+def _placeholder(answer: HttpResponse) -> Response:
+    # Stands in for the answer in finalize_response, which a plain HttpResponse would crash in some projects.
+    return Response({}, status=answer.status_code)
 
 
 def _rendered(response: HttpResponseBase) -> HttpResponseBase:

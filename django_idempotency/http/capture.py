@@ -7,6 +7,7 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any, cast
 
@@ -38,49 +39,53 @@ NEVER_REPLAYED_PREFIXES = ("access-control-", "ratelimit", "x-ratelimit", "x-rat
 _DESCRIBE_THE_BODY = frozenset({"content-type", "content-encoding"})
 """Without these its bytes mean nothing, whatever headers a policy names."""
 
+_DESCRIBE_THE_RESULT = ("Location", "Content-Location", "ETag", "Last-Modified", "Link")
+"""What a view may say of the result of an operation, which alone decides what is recorded."""
+
 _ACCEPTS_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))", re.IGNORECASE)
 
 
 def capture(response: HttpResponseBase, policy: ResolvedPolicy) -> RecordedResponse:
     """What a retry will receive. Reads a stream up to the limit of the policy, and puts it back."""
     body = _body(response, policy.max_response_bytes)
-    if body is not None and policy.body_codec is not None:
-        body = _checked(policy.body_codec.pack(body), "pack")
-    return RecordedResponse(response.status_code, _headers(response, policy), body)
+    stored = None if body is None else policy.stored_body(body)
+    return RecordedResponse(response.status_code, _headers(response, policy), stored)
 
 
 def replay(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequest) -> HttpResponse:
-    """The recorded answer again.
+    """The recorded answer again, marked as such. :raises ResponseNotStored: see :func:`as_response`."""
+    response = as_response(recorded, policy, request)
+    response[current().REPLAYED_HEADER] = "true"
+    return response
+
+
+def as_response(recorded: RecordedResponse, policy: ResolvedPolicy, request: HttpRequest) -> HttpResponse:
+    """What was recorded, as a response to this request.
 
     :raises ResponseNotStored: its body was not kept, or cannot be unpacked any more.
     """
-    body = recorded.body
-    if body is not None and policy.body_codec is not None:
-        try:
-            body = _checked(policy.body_codec.unpack(body), "unpack")
-        except Exception:
-            # The effect stands whatever became of the codec's keys; the caller must hear that, not an error.
-            logger.exception("A recorded body could not be unpacked.")
-            body = None
-    if body is None:
-        raise ResponseNotStored(recorded.status, [each for each in recorded.headers if each[0].lower() == "location"])
-    response = HttpResponse(body, status=recorded.status)
+    try:
+        body = policy.original_body(recorded.body)
+    except Exception:
+        # The effect stands whatever became of the codec's keys; the caller must hear that, not an error.
+        logger.exception("A recorded body could not be unpacked.")
+        body = None
+    return as_sent(replace(recorded, body=body), request)
+
+
+def as_sent(original: RecordedResponse, request: HttpRequest) -> HttpResponse:
+    """A response with its original body. :raises ResponseNotStored: see :func:`as_response`."""
+    if original.body is None:
+        raise ResponseNotStored(original.status, [each for each in original.headers if each[0].lower() == "location"])
+    response = HttpResponse(original.body, status=original.status)
     del response["Content-Type"]
-    for name, value in recorded.headers:
+    for name, value in original.headers:
         response[name] = value
     if response.get("Content-Encoding") == "gzip" and not _ACCEPTS_GZIP.search(
         request.headers.get("Accept-Encoding", "")
     ):
         _uncompress(response)
-    response[current().REPLAYED_HEADER] = "true"
     return response
-
-
-def _checked(body: object, of: str) -> bytes:
-    """:raises TypeError: text, say, which the database would read in its own way."""
-    if not isinstance(body, bytes | bytearray | memoryview):
-        raise TypeError(f"BodyCodec.{of} must return bytes, not {type(body).__name__}.")
-    return bytes(body)
 
 
 def _uncompress(response: HttpResponse) -> None:
@@ -100,6 +105,16 @@ def discard(response: HttpResponseBase) -> None:
             close()
         except Exception:
             logger.exception("A response that is not sent could not be closed.")
+
+
+def replace_by(response: HttpResponseBase, sealed: HttpResponse) -> HttpResponseBase:
+    """``response``, which a view has built around the answer of an operation, with that answer and nothing about the
+    result that a retry would not receive too."""
+    if response.streaming:
+        return sealed
+    for name in _DESCRIBE_THE_RESULT:
+        del response[name]
+    return put_into(response, sealed)
 
 
 def put_into(response: HttpResponseBase, answer: HttpResponse) -> HttpResponseBase:

@@ -19,8 +19,9 @@ from ..core.scope import scope
 from ..core.states import RecordedResponse
 from ..failpoints import hit
 from ..modes import RequestTransactions
-from ..service import Execution, Intent, Outcome
-from .capture import capture, discard, replay
+from ..ownership import Outcome
+from ..service import Execution, Intent
+from .capture import as_sent, capture, discard, replace_by, replay
 from .requests import has_key
 
 
@@ -122,8 +123,8 @@ class Exchange:
             return final  # which Django refuses in words of its own
         _name_language(self._request, final)
         outcome = Outcome(final.status_code, lambda: record(final, policy), exception, lambda: discard(final))
-        self._execution.finish(outcome)
-        return final
+        sealed = self._execution.finish(outcome)
+        return final if sealed is None else replace_by(final, as_sent(sealed, self._request))
 
     def abandon(self, error: BaseException) -> None:
         """An exception leaves the view: nothing is kept.

@@ -13,22 +13,15 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import Error as DatabaseFailure, connections
+from django.db import connections
 
 from .. import retention
-from ..conf import current
 from ..core.intervals import Interval
 from ..storage import store_for
-from ..storage.transactions import sqlstate
+from . import databases
 
-_REASONS = {
-    "42501": "this role may not create partitions; run it as the owner of idempotency_key",
-    "42P01": "the table of keys is missing; run manage.py migrate django_idempotency first",
-    "55P03": "the table is locked by something else; try again when that has ended",
-    "25006": "this database is read-only, a replica perhaps; name the alias of its primary",
-}
+_REASONS = {"42501": "this role may not create partitions; run it as the owner of idempotency_key"}
 
 
 @dataclass
@@ -43,13 +36,7 @@ class Report:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--database",
-        action="append",
-        dest="databases",
-        metavar="ALIAS",
-        help="a database of IDEMPOTENCY['DATABASES']; may be repeated (default: all of them)",
-    )
+    databases.add_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="only say what would be made")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -57,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(command: BaseCommand, options: Mapping[str, Any]) -> None:
     """:raises CommandError: it could not be done on one of the databases. The others are done all the same."""
     dry_run: bool = options["dry_run"]
-    reports = [_report(alias, dry_run) for alias in _aliases(options["databases"])]
+    reports = [_report(alias, dry_run) for alias in databases.chosen(options["databases"])]
     if options["json"]:
         command.stdout.write(json.dumps({"dry_run": dry_run, "databases": [asdict(report) for report in reports]}))
     else:
@@ -67,24 +54,13 @@ def run(command: BaseCommand, options: Mapping[str, Any]) -> None:
         raise CommandError("\n".join(failed))
 
 
-def _aliases(named: Sequence[str] | None) -> Sequence[str]:
-    known: Sequence[str] = current().DATABASES
-    if unknown := [alias for alias in named or () if alias not in known]:
-        raise CommandError(
-            f"{', '.join(map(repr, unknown))}: not in IDEMPOTENCY['DATABASES'], which lists {', '.join(known)}."
-        )
-    return list(dict.fromkeys(named or known))
-
-
 def _report(alias: str, dry_run: bool) -> Report:
     try:
         if not store_for(alias).partitioned:
             return Report(alias, note=f"nothing to do: {connections[alias].vendor} keeps all keys in one table")
         made = retention.make_ahead(alias, dry_run=dry_run)
-    except ImproperlyConfigured as error:
-        return Report(alias, error=str(error))
-    except DatabaseFailure as error:
-        return Report(alias, error=_REASONS.get(sqlstate(error) or "", f"{error}".strip()))
+    except databases.FAILURES as error:
+        return Report(alias, error=databases.explain(error, _REASONS))
     retention.forget_reach(alias)
     return Report(alias, [_interval(each) for each in made.intervals], made.until.isoformat())
 

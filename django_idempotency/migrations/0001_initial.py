@@ -26,10 +26,7 @@ class Migration(migrations.Migration):
                     "scope",
                     models.TextField(help_text="Whose key it is, and for which operation.", verbose_name="scope"),
                 ),
-                (
-                    "key",
-                    models.CharField(help_text="What the client sent.", max_length=255, verbose_name="key"),
-                ),
+                ("key", models.CharField(help_text="What the client sent.", max_length=255, verbose_name="key")),
                 ("fingerprint", models.BinaryField(verbose_name="fingerprint")),
                 (
                     "fingerprint_scheme",
@@ -61,11 +58,50 @@ class Migration(migrations.Migration):
                         verbose_name="response body",
                     ),
                 ),
+                (
+                    "operation",
+                    models.CharField(
+                        help_text="Set once it has begun.", max_length=255, null=True, verbose_name="operation"
+                    ),
+                ),
+                ("parameters", models.JSONField(null=True, verbose_name="parameters")),
+                (
+                    "steps",
+                    models.JSONField(help_text="What became of each phase and call.", null=True, verbose_name="steps"),
+                ),
+                (
+                    "recovery_point",
+                    models.CharField(
+                        help_text="The last finished phase or call.",
+                        max_length=255,
+                        null=True,
+                        verbose_name="recovery point",
+                    ),
+                ),
+                ("held_reason", models.TextField(null=True, verbose_name="held because")),
+                ("held_at", models.DateTimeField(null=True, verbose_name="held since")),
+                (
+                    "sweeps",
+                    models.SmallIntegerField(default=0, help_text="How often a sweeper tried.", verbose_name="sweeps"),
+                ),
+                ("sweep_after", models.DateTimeField(null=True, verbose_name="sweep after")),
+                (
+                    "stale_after",
+                    models.FloatField(
+                        help_text="Seconds from the end of the lease until a sweeper may take over.",
+                        null=True,
+                        verbose_name="stale after",
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "idempotency key",
                 "verbose_name_plural": "idempotency keys",
                 "db_table": "idempotency_key",
+                "permissions": [
+                    ("release_idempotencykey", "Can release a key under which something may have happened"),
+                    ("resolve_idempotencykey", "Can say what became of a stuck key"),
+                ],
                 "constraints": [
                     models.CheckConstraint(
                         condition=models.Q(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any, Protocol
 from uuid import UUID
 
-from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, State
+from ..core.progress import Progress
+from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State
+
+NEVER = datetime(9999, 1, 1, tzinfo=timezone.utc)
+"""When a sweeper takes up what is for a person. Not infinity, which Python has no date for."""
 
 
 class Store(Protocol):
@@ -41,7 +45,43 @@ class Store(Protocol):
         """Record the outcome. ``lease`` limits the silence of a ``durable`` transaction between here and COMMIT."""
         ...
 
-    def release(self, id: UUID, owner_token: UUID) -> bool: ...
+    def release(self, id: UUID, owner_token: UUID) -> bool:
+        """Free the key, unless an operation has begun under it."""
+        ...
+
+    def advance(
+        self, id: UUID, owner_token: UUID, progress: Progress, *, lease: float, stale_after: float, durable: bool
+    ) -> bool:
+        """Record how far an operation has come, and trust its owner for another ``lease``. A sweeper may take over
+        ``stale_after`` the end of that. Why it is held stays recorded until its recovery point moves."""
+        ...
+
+    def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
+        """Say why a claim stays in flight. A sweeper takes it up in ``sweep_after`` seconds at the earliest; never, if
+        that is None: it is for a person."""
+        ...
+
+    def stale(self, limit: int, *, stale_after: float) -> list[Record]:
+        """Claims that a sweeper may take over, the longest lapsed first. ``stale_after`` is for those without their
+        own."""
+        ...
+
+    def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
+        """Own the longest lapsed of them, passing by those that another sweeper is just taking."""
+        ...
+
+    def take_seen(self, seen: Seen, owner_token: UUID, *, lease: float) -> Record | None:
+        """Own a lapsed claim as a sweeper does, if nothing has touched it since a person saw it."""
+        ...
+
+    def release_seen(self, seen: Seen, *, whatever_happened: bool) -> bool:
+        """Free the key of a lapsed claim that nothing has touched since; unless something may have happened under it,
+        or ``whatever_happened``."""
+        ...
+
+    def now(self) -> float:
+        """Seconds since the epoch, by the clock that leases are measured with."""
+        ...
 
     def find(self, id: UUID) -> Record | None:
         """What is recorded, expired or not: proof of what was committed, not an answer to a claim."""
@@ -61,6 +101,11 @@ COLUMNS = (
     "response_status",
     "response_headers",
     "response_body",
+    "operation",
+    "parameters",
+    "steps",
+    "held_reason",
+    "sweeps",
 )
 
 
@@ -69,12 +114,14 @@ def record_from(columns: Mapping[str, Any], lease_left: float | None) -> Record:
     response = None
     if columns["state"] == State.SEALED.value:
         headers, body = columns["response_headers"], columns["response_body"]
-        pairs = json.loads(headers) if isinstance(headers, str) else headers
         response = RecordedResponse(
             status=columns["response_status"],
-            headers=tuple((name, value) for name, value in pairs),
+            headers=tuple((name, value) for name, value in headers),
             body=None if body is None else bytes(body),
         )
+    progress = None
+    if columns["steps"] is not None:
+        progress = Progress.from_documents(columns["operation"], columns["parameters"], columns["steps"])
     return Record(
         id=columns["id"],
         scope=columns["scope"],
@@ -87,4 +134,7 @@ def record_from(columns: Mapping[str, Any], lease_left: float | None) -> Record:
         attempts=columns["attempts"],
         lease_left=lease_left,
         response=response,
+        progress=progress,
+        held_reason=columns["held_reason"],
+        sweeps=columns["sweeps"],
     )

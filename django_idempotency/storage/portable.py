@@ -11,12 +11,14 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
-from django.db.models import Q
+from django.db.models import Case, Q, When
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, State, Verdict
+from ..core.progress import Progress
+from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State, Verdict
 from ..models import IdempotencyKey
-from .base import COLUMNS, record_from
+from .base import COLUMNS, NEVER, record_from
 
 
 class PortableStore:
@@ -94,12 +96,80 @@ class PortableStore:
             response_status=response.status,
             response_headers=[list(pair) for pair in response.headers],
             response_body=response.body,
+            parameters=None,
+            steps=None,
+            held_reason=None,
+            held_at=None,
+            sweep_after=None,
         )
         return Sealing.SEALED if sealed == 1 else Sealing.LOST
 
     def release(self, id: UUID, owner_token: UUID) -> bool:
-        deleted, _ = self._owned(id, owner_token).delete()
+        deleted, _ = self._owned(id, owner_token).filter(steps__isnull=True).delete()
         return deleted == 1
+
+    def advance(
+        self,
+        id: UUID,
+        owner_token: UUID,
+        progress: Progress,
+        *,
+        lease: float,
+        stale_after: float,
+        durable: bool,  # noqa: ARG002
+    ) -> bool:
+        stands_still = Q(recovery_point=progress.recovery_point)
+        advanced = self._owned(id, owner_token).update(
+            operation=progress.operation,
+            parameters=progress.parameters,
+            steps=progress.steps_document(),
+            recovery_point=progress.recovery_point,
+            held_reason=Case(When(stands_still, then="held_reason")),
+            held_at=Case(When(stands_still, then="held_at")),
+            sweep_after=None,
+            stale_after=stale_after,
+            lease_expires_at=timezone.now() + timedelta(seconds=lease),
+        )
+        return advanced == 1
+
+    def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
+        now = timezone.now()
+        held = self._owned(id, owner_token).update(
+            held_reason=reason,
+            held_at=Coalesce("held_at", models.Value(now)),
+            sweep_after=NEVER if sweep_after is None else now + timedelta(seconds=sweep_after),
+        )
+        return held == 1
+
+    def stale(self, limit: int, *, stale_after: float) -> list[Record]:
+        now = timezone.now()
+        records = (_record(row, now) for row in self._stale(limit, stale_after, now))
+        return [record for record in records if record is not None]
+
+    def _stale(self, limit: int, stale_after: float, now: datetime) -> list[IdempotencyKey]:
+        due = Q(sweep_after=None) | Q(sweep_after__lte=now)
+        lapsed = self._keys.filter(due, state=State.IN_FLIGHT.value, lease_expires_at__lte=now)
+        # Durations are not for every database to add up; the rows in flight are few.
+        return [row for row in lapsed.order_by("lease_expires_at") if _stale_at(row, stale_after) <= now][:limit]
+
+    def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
+        for row in self._stale(_TRIES, stale_after, timezone.now()):
+            # Its owner may have come further since: the same token, and trusted again.
+            lapsed = self._owned(row.id, row.owner_token).filter(lease_expires_at__lte=timezone.now())
+            if self._take(lapsed, owner_token, lease):
+                return self.find(row.id)
+        return None
+
+    def take_seen(self, seen: Seen, owner_token: UUID, *, lease: float) -> Record | None:
+        return self.find(seen.id) if self._take(self._as_seen(seen), owner_token, lease) else None
+
+    def release_seen(self, seen: Seen, *, whatever_happened: bool) -> bool:
+        nothing_happened = Q(steps__isnull=True) & ~Q(mode=IdempotencyMode.ATOMIC.value)
+        deleted, _ = self._as_seen(seen).filter(Q() if whatever_happened else nothing_happened).delete()
+        return deleted == 1
+
+    def now(self) -> float:
+        return timezone.now().timestamp()
 
     def find(self, id: UUID) -> Record | None:
         return _record(self._keys.filter(id=id).first(), timezone.now())
@@ -110,6 +180,30 @@ class PortableStore:
 
     def _owned(self, id: UUID, owner_token: UUID) -> models.QuerySet[IdempotencyKey]:
         return self._keys.filter(id=id, state=State.IN_FLIGHT.value, owner_token=owner_token)
+
+    def _as_seen(self, seen: Seen) -> models.QuerySet[IdempotencyKey]:
+        lapsed = Q(lease_expires_at=seen.lease_expires_at) & Q(lease_expires_at__lte=timezone.now())
+        return self._owned(seen.id, seen.owner_token).filter(lapsed)
+
+    @staticmethod
+    def _take(keys: models.QuerySet[IdempotencyKey], owner_token: UUID, lease: float) -> bool:
+        taken = keys.update(
+            owner_token=owner_token,
+            attempts=models.F("attempts") + 1,
+            sweeps=models.F("sweeps") + 1,
+            lease_expires_at=timezone.now() + timedelta(seconds=lease),
+        )
+        return taken == 1
+
+
+# Rivals that may be ahead of a sweeper before it gives up for this round.
+_TRIES = 20
+
+
+def _stale_at(row: IdempotencyKey, stale_after: float) -> datetime:
+    return (row.lease_expires_at or NEVER) + timedelta(
+        seconds=stale_after if row.stale_after is None else row.stale_after
+    )
 
 
 def _record(row: IdempotencyKey | None, now: datetime) -> Record | None:

@@ -14,13 +14,23 @@ from uuid import UUID
 
 from django.db import OperationalError, connections, transaction
 
-from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Verdict
-from .base import record_from
+from ..core.progress import Progress
+from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Seen, Verdict
+from .base import NEVER, record_from
 from .transactions import awaits_begin, bringing_begin, sqlstate, transaction_on
 
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
-_RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s"
+_RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s AND steps IS NULL"
+_ADVANCE = "SELECT idempotency_advance_v1(%s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s)"
+_HOLD = """
+UPDATE idempotency_key_in_flight SET
+    held_reason = %s,
+    held_at = coalesce(held_at, clock_timestamp()),
+    sweep_after = coalesce(clock_timestamp() + make_interval(secs => %s), %s)
+WHERE id = %s AND owner_token = %s
+"""
 _FIND = "SELECT idempotency_record_v1(k)::text FROM idempotency_key AS k WHERE k.id = %s"
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 # A row that somebody holds, whose owner is just sealing or whose lapsed lease is being taken over, must not keep all
 # other leases from being renewed.
 _RENEW = """
@@ -35,6 +45,33 @@ renewed AS (
 )
 SELECT id FROM idempotency_key_in_flight JOIN lease USING (id, owner_token)
 """
+_STALE = """
+FROM idempotency_key_in_flight AS k
+WHERE k.lease_expires_at + make_interval(secs => coalesce(k.stale_after, %s)) <= clock_timestamp()
+    AND (k.sweep_after IS NULL OR k.sweep_after <= clock_timestamp())
+ORDER BY k.lease_expires_at
+LIMIT %s
+"""
+_LIST_STALE = f"SELECT k.id, idempotency_record_v1(k)::text {_STALE}"
+_TAKE = """
+UPDATE idempotency_key_in_flight AS taken SET
+    owner_token = %s,
+    attempts = least(taken.attempts + 1, 32767),
+    sweeps = least(taken.sweeps + 1, 32767),
+    lease_expires_at = clock_timestamp() + make_interval(secs => %s)
+WHERE {condition}
+RETURNING taken.id, idempotency_record_v1(taken)::text
+"""
+_TAKE_STALE = _TAKE.format(condition=f"id = (SELECT k.id {_STALE} FOR UPDATE SKIP LOCKED)")
+_AS_SEEN = "id = %s AND owner_token = %s AND lease_expires_at = %s AND lease_expires_at <= clock_timestamp()"
+_TAKE_SEEN = _TAKE.format(condition=_AS_SEEN)
+_RELEASE_SEEN = (
+    f"DELETE FROM idempotency_key_in_flight WHERE {_AS_SEEN}"  # noqa: S608 - nothing of a caller's
+    " AND (%s OR (steps IS NULL AND mode <> 'atomic'))"
+)
+
+# Owners that a sweeper may meet in the act of sealing before it gives up for this round.
+_TRIES = 20
 
 JUST_MOVING = "40001"
 """SQLSTATE of a write to a row that somebody is moving to another partition: it is not ours any more."""
@@ -93,18 +130,62 @@ class PostgresStore:
         return Sealing(self._value(statement, arguments))
 
     def release(self, id: UUID, owner_token: UUID) -> bool:
+        return self._changed(_RELEASE, (id, owner_token)) == 1
+
+    def advance(
+        self, id: UUID, owner_token: UUID, progress: Progress, *, lease: float, stale_after: float, durable: bool
+    ) -> bool:
+        arguments = (
+            id,
+            owner_token,
+            progress.operation,
+            json.dumps(progress.parameters),
+            json.dumps(progress.steps_document()),
+            progress.recovery_point,
+            lease,
+            stale_after,
+            durable,
+        )
+        return bool(self._value(_ADVANCE, arguments))
+
+    def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
+        return self._changed(_HOLD, (reason, sweep_after, NEVER, id, owner_token)) == 1
+
+    def stale(self, limit: int, *, stale_after: float) -> list[Record]:
         with connections[self.alias].cursor() as cursor:
-            try:
-                cursor.execute(_RELEASE, (id, owner_token))
-            except OperationalError as error:
-                if sqlstate(error) == JUST_MOVING:
-                    return False
-                raise
-            return bool(cursor.rowcount)
+            cursor.execute(_LIST_STALE, (stale_after, limit))
+            return [_record(row[0], row[1]) for row in cursor.fetchall()]
+
+    def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
+        # Meeting one that its owner is just sealing says nothing about those behind it.
+        for _ in range(_TRIES):
+            with connections[self.alias].cursor() as cursor:
+                if _executed(cursor, _TAKE_STALE, (owner_token, lease, stale_after, 1)):
+                    return _first(cursor)
+        return None
+
+    def take_seen(self, seen: Seen, owner_token: UUID, *, lease: float) -> Record | None:
+        return self._taken(_TAKE_SEEN, (owner_token, lease, seen.id, seen.owner_token, seen.lease_expires_at))
+
+    def release_seen(self, seen: Seen, *, whatever_happened: bool) -> bool:
+        arguments = (seen.id, seen.owner_token, seen.lease_expires_at, whatever_happened)
+        return self._changed(_RELEASE_SEEN, arguments) == 1
+
+    def now(self) -> float:
+        return float(self._value(_NOW, ()))
 
     def find(self, id: UUID) -> Record | None:
         found = self._value(_FIND, (id,))
         return None if found is None else _record(id, found)
+
+    def _taken(self, statement: str, arguments: tuple[Any, ...]) -> Record | None:
+        with connections[self.alias].cursor() as cursor:
+            return _first(cursor) if _executed(cursor, statement, arguments) else None
+
+    def _changed(self, statement: str, arguments: tuple[Any, ...]) -> int:
+        """How many rows a fenced statement changed."""
+        with connections[self.alias].cursor() as cursor:
+            return int(cursor.rowcount) if _executed(cursor, statement, arguments) else 0
 
     def _value(self, statement: str, arguments: tuple[Any, ...]) -> Any:
         """The only column of the only row; None where there is no row."""
@@ -151,6 +232,22 @@ def _claim_statement(
 @lru_cache
 def _seal_statement(retention: float, durable: bool, lease: float) -> str:
     return f"SELECT idempotency_seal_v1(%s, %s, %s::smallint, %s::jsonb, %s, {retention}, {durable}, {lease})"
+
+
+def _executed(cursor: Any, statement: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether a fenced statement met the row at rest, or none. One that is just moving is not ours any more."""
+    try:
+        cursor.execute(statement, arguments)
+    except OperationalError as error:
+        if sqlstate(error) == JUST_MOVING:
+            return False
+        raise
+    return True
+
+
+def _first(cursor: Any) -> Record | None:
+    row = cursor.fetchone()
+    return _record(row[0], row[1]) if row else None
 
 
 def renew(connection: Any, leases: list[tuple[UUID, UUID, float]]) -> set[UUID]:

@@ -9,7 +9,15 @@ from django.db.migrations import CreateModel
 
 from .partitions import create_leaf_statements
 
-FUNCTIONS = ("milliseconds_v1", "limit_silence_v1", "record_v1", "claim_v1", "seal_v1", "take_over_v1")
+FUNCTIONS = (
+    "milliseconds_v1",
+    "limit_silence_v1",
+    "record_v1",
+    "claim_v1",
+    "seal_v1",
+    "take_over_v1",
+    "advance_v1",
+)
 
 
 class CreateKeyTable(CreateModel):

@@ -162,6 +162,12 @@ _IDLE = 0
 _FAILED = (3, 4)
 
 
+def drop_if_broken(connection: BaseDatabaseWrapper) -> None:
+    """Let the next statement find a connection that works. Inside a transaction (a TestCase's) there is no other."""
+    if not connection.in_atomic_block:
+        connection.close_if_unusable_or_obsolete()
+
+
 @contextmanager
 def own_connection(alias: str) -> Iterator[BaseDatabaseWrapper]:
     """A new connection to ``alias``, in autocommit, closed at the end."""

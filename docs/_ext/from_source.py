@@ -6,12 +6,15 @@ code, in Markdown.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from http import HTTPStatus
+from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
 from django.core.management import load_command_class
@@ -25,6 +28,7 @@ from django_idempotency.core import errors
 from django_idempotency.core.outcomes import RELEASED_STATUSES
 from django_idempotency.http.capture import NEVER_REPLAYED, NEVER_REPLAYED_PREFIXES
 from django_idempotency.http.problems import STATUSES, problem_response
+from django_idempotency.operations import derive_key, operation
 
 _LINE = re.compile(r"^<!-- from source: (?P<name>[\w-]+)(?: (?P<argument>\S+))? -->$", re.MULTILINE)
 
@@ -139,6 +143,22 @@ def points() -> str:
     return ", ".join(f"`{point}`" for point in failpoints.POINTS) + "."
 
 
+def declaration() -> str:
+    """What ``@operation`` takes, beside fields of the policy."""
+    described = _parameters(operation)
+    given = {name: each.default for name, each in signature(operation).parameters.items()}
+    missing = [name for name in given if name not in described]
+    if missing:
+        raise SphinxError(f"The docstring of operation says nothing of {missing}.")
+    return _table(
+        ("Argument", "Default", "Meaning"),
+        (
+            (f"`{name}`", "" if default is Parameter.empty else _shown(default), described[name])
+            for name, default in given.items()
+        ),
+    )
+
+
 _GROUPS = {
     "00": "Settings, databases and routers, as the code has them",
     "01": "",
@@ -173,6 +193,20 @@ def command(name: str) -> str:
     return "\n\n".join(parts)
 
 
+def derived_keys() -> str:
+    """The vectors that the tests hold the package to."""
+    path = Path(__file__).parents[2] / "tests/unit/vectors/derived_keys.json"
+
+    def row(vector: dict[str, str]) -> tuple[str, ...]:
+        parts = vector["scope"], vector["key"], vector["step"]
+        keys = derive_key(*parts), derive_key(*parts, hexadecimal=True)
+        if keys != (vector["uuid"], vector["hexadecimal"]):
+            raise SphinxError(f"{path.name} has other keys than the package for {parts}.")
+        return tuple(f"`{cell}`" for cell in (*parts, *keys))
+
+    return _table(("Scope", "Key", "Step", "UUID", "Hexadecimal"), map(row, json.loads(path.read_text("utf-8"))))
+
+
 PARTS: dict[str, Callable[..., str]] = {
     "settings": settings,
     "policy": policy,
@@ -184,11 +218,13 @@ PARTS: dict[str, Callable[..., str]] = {
     "failpoints": points,
     "checks": checks,
     "command": command,
+    "derived-keys": derived_keys,
+    "operation": declaration,
 }
 
 
-def _parameters(cls: type) -> dict[str, str]:
-    found = re.findall(r":param (\w+): (.*?)(?=\n\s*:|\Z)", cls.__doc__ or "", re.DOTALL)
+def _parameters(documented: object) -> dict[str, str]:
+    found = re.findall(r":param (\w+): (.*?)(?=\n\s*:|\Z)", documented.__doc__ or "", re.DOTALL)
     described = {name: " ".join(text.split()).replace("``", "`") for name, text in found}
     return {name: text[0].upper() + text[1:] for name, text in described.items()}
 

@@ -8,7 +8,7 @@ from django.contrib import admin
 from django.http import HttpRequest
 from rest_framework.authtoken.models import TokenProxy
 
-from .models import Account, Charge, LedgerEntry, Refund, Transfer
+from .models import Account, CardPayment, Charge, LedgerEntry, Refund, StagedJob, Subscription, Transfer
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -58,9 +58,35 @@ class ChargeAdmin(ReadOnly, ModelAdmin):
     inlines = (RefundInline,)
 
 
+@admin.register(CardPayment)
+class CardPaymentAdmin(ReadOnly, ModelAdmin):
+    list_display = ("id", "account", "amount", "currency", "status", "reference", "processor_charge", "created_at")
+    list_filter = ("status", "currency")
+    list_select_related = ("account",)
+    search_fields = ("reference", "processor_charge")
+
+
+@admin.register(Subscription)
+class SubscriptionAdmin(ModelAdmin):
+    """A customer's wish, not a movement of money: staff may note it down, and end it."""
+
+    list_display = ("account", "amount", "active")
+    list_filter = ("active",)
+    list_select_related = ("account",)
+    raw_id_fields = ("account",)
+
+
+@admin.register(StagedJob)
+class StagedJobAdmin(ReadOnly, ModelAdmin):
+    """What is still to be handed on. A long list, or an old one, means that nobody relays."""
+
+    list_display = ("key", "name", "staged_at", "due_at", "attempts")
+    list_filter = ("name",)
+
+
 @admin.register(Transfer)
 class TransferAdmin(ReadOnly, ModelAdmin):
-    list_display = ("id", "kind", "charge", "memo", "created_at")
+    list_display = ("id", "kind", "charge", "card_payment", "memo", "created_at")
     list_filter = ("kind",)
-    list_select_related = ("charge",)
+    list_select_related = ("charge", "card_payment")
     inlines = (EntryInline,)

@@ -6,13 +6,13 @@ from typing import Any
 from uuid import uuid4
 
 from django.contrib.auth.models import User
-from factory.declarations import LazyFunction, Sequence, SubFactory
+from factory.declarations import LazyAttribute, LazyFunction, Sequence, SubFactory
 from factory.django import DjangoModelFactory
 from factory.helpers import post_generation
 from rest_framework.authtoken.models import Token
 
-from . import services
-from .models import Account, Charge, Refund
+from . import cards, services
+from .models import Account, CardPayment, Charge, Refund, Subscription
 
 
 class UserFactory(DjangoModelFactory[User]):
@@ -21,6 +21,7 @@ class UserFactory(DjangoModelFactory[User]):
 
     # Not numbered: the demo may meet what an earlier run of it left in the same database.
     username = LazyFunction(lambda: f"customer-{uuid4().hex[:12]}")
+    email = LazyAttribute(lambda user: f"{user.username}@example.com")
 
     @classmethod
     def _create(cls, model_class: type[User], *args: Any, **kwargs: Any) -> User:
@@ -84,3 +85,42 @@ class RefundFactory(DjangoModelFactory[Refund]):
     @classmethod
     def _create(cls, model_class: type[Refund], *args: Any, **kwargs: Any) -> Refund:
         return services.refund(*args, **kwargs)
+
+
+class CardPaymentFactory(DjangoModelFactory[CardPayment]):
+    """A payment that the processor has not been asked for yet."""
+
+    class Meta:
+        model = CardPayment
+
+    account = SubFactory(AccountFactory)
+    amount = 10_00
+    reference = Sequence(lambda number: f"order-{number}")
+
+    @classmethod
+    def _create(cls, model_class: type[CardPayment], account: Account, amount: int, reference: str) -> CardPayment:
+        return cards.reserve(account.pk, amount, reference=reference)
+
+
+class AuthorisedCardPaymentFactory(CardPaymentFactory):
+    @classmethod
+    def _create(cls, model_class: type[CardPayment], *args: Any, **kwargs: Any) -> CardPayment:
+        payment = super()._create(model_class, *args, **kwargs)
+        return cards.record(payment.pk, {"id": f"ch_{uuid4().hex}"})
+
+
+class DeclinedCardPaymentFactory(CardPaymentFactory):
+    @classmethod
+    def _create(cls, model_class: type[CardPayment], *args: Any, **kwargs: Any) -> CardPayment:
+        payment = super()._create(model_class, *args, **kwargs)
+        declined = {"id": f"ch_{uuid4().hex}", "decline_code": "card_declined"}
+        return cards.give_back(payment.pk, declined, CardPayment.Status.DECLINED)
+
+
+class SubscriptionFactory(DjangoModelFactory[Subscription]):
+    class Meta:
+        model = Subscription
+
+    account = SubFactory(AccountFactory, funds=0)
+    amount = 10_00
+    card = "good"

@@ -8,7 +8,7 @@ from django.db import transaction
 from django.db.models import Count, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
-from .models import Account, Charge, LedgerEntry, Transfer
+from .models import Account, CardPayment, Charge, LedgerEntry, Transfer
 
 
 class UnbalancedTransfer(ValueError):
@@ -29,7 +29,12 @@ class InsufficientFunds(Exception):
 
 @transaction.atomic
 def post(
-    kind: Transfer.Kind, entries: Mapping[Account, int], *, charge: Charge | None = None, memo: str = ""
+    kind: Transfer.Kind,
+    entries: Mapping[Account, int],
+    *,
+    charge: Charge | None = None,
+    card_payment: CardPayment | None = None,
+    memo: str = "",
 ) -> Transfer:
     """Write one transfer.
 
@@ -42,7 +47,7 @@ def post(
     if len({account.currency for account in entries}) != 1:
         raise UnbalancedTransfer("A transfer has one currency; an exchange is two transfers.")
     _require_funds({account: -amount for account, amount in entries.items() if amount < 0})
-    transfer = Transfer.objects.create(kind=kind, charge=charge, memo=memo)
+    transfer = Transfer.objects.create(kind=kind, charge=charge, card_payment=card_payment, memo=memo)
     LedgerEntry.objects.bulk_create(
         LedgerEntry(transfer=transfer, account=account, amount=amount) for account, amount in entries.items()
     )

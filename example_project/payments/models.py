@@ -10,6 +10,7 @@ from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q, Sum
 from django.db.models.functions import Coalesce
+from django.utils import timezone
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, User
@@ -36,7 +37,7 @@ class Account(models.Model):
     class Kind(models.TextChoices):
         CUSTOMER = "customer"
         HELD = "held"
-        """Authorised and not captured yet."""
+        """Authorised and not captured yet, or under way from a card."""
         REVENUE = "revenue"
         EXTERNAL = "external"
         """The world outside: what was paid in comes from here, so its balance is negative."""
@@ -125,6 +126,89 @@ class Refund(models.Model):
         return f"{self.amount} of {self.charge}"
 
 
+class CardPayment(models.Model):
+    """Money on its way from a card to a customer's account, through a processor that is asked over the network."""
+
+    class Status(models.TextChoices):
+        RESERVED = "reserved"
+        """The processor is about to be asked, or has not answered yet."""
+        AUTHORISED = "authorised"
+        """The processor took the money, and the account has it."""
+        DECLINED = "declined"
+        VOIDED = "voided"
+        """The processor gave back what it may have taken."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    account = models.ForeignKey(Account, on_delete=models.PROTECT, related_name="card_payments")
+    amount = models.BigIntegerField()
+    currency = models.CharField(max_length=3, validators=[currency_code])
+    reference = models.CharField(max_length=100, blank=True)
+    status = models.CharField(max_length=10, choices=Status, default=Status.RESERVED)
+    processor_charge = models.CharField(
+        max_length=64, null=True, blank=True, unique=True, help_text="What the processor calls it."
+    )
+    decline_code = models.CharField(max_length=50, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    settled_at = models.DateTimeField(null=True, blank=True, help_text="When its end was known.")
+
+    class Meta:
+        ordering = ("-created_at", "id")
+        constraints = (
+            models.CheckConstraint(name="card_payments_are_positive", condition=Q(amount__gt=0)),
+            models.CheckConstraint(
+                name="settled_card_payments_say_when",
+                condition=Q(status="reserved", settled_at__isnull=True)
+                | (~Q(status="reserved") & Q(settled_at__isnull=False)),
+            ),
+            models.CheckConstraint(
+                name="authorised_card_payments_have_a_charge",
+                condition=~Q(status="authorised") | Q(processor_charge__isnull=False),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.amount} {self.currency}"
+
+
+class Subscription(models.Model):
+    """What a customer pays by card each month, without being asked again."""
+
+    account = models.ForeignKey(Account, on_delete=models.PROTECT, related_name="subscriptions")
+    amount = models.BigIntegerField()
+    card = models.CharField(
+        max_length=100, help_text="The processor's token for the card; nobody here knows its number."
+    )
+    active = models.BooleanField(default=True)
+
+    class Meta:
+        ordering = ("id",)
+        constraints = (models.CheckConstraint(name="subscriptions_are_positive", condition=Q(amount__gt=0)),)
+
+    def __str__(self) -> str:
+        return f"{self.amount} a month to {self.account}"
+
+
+class StagedJob(models.Model):
+    """Work that belongs to an effect: written in its transaction, handed on after it, and deleted then.
+
+    See ``jobs``, which is the only module that writes it.
+    """
+
+    key = models.UUIDField(primary_key=True, editable=False, help_text="Derived, and the same for every attempt.")
+    name = models.CharField(max_length=50)
+    arguments = models.JSONField()
+    staged_at = models.DateTimeField(auto_now_add=True)
+    due_at = models.DateTimeField(default=timezone.now)
+    attempts = models.PositiveSmallIntegerField(default=0)
+
+    class Meta:
+        ordering = ("due_at",)
+        indexes = (models.Index(name="jobs_by_due_date", fields=("due_at",)),)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.key}"
+
+
 class Transfer(models.Model):
     """One movement of money: entries that add up to nothing. Only ``ledger.post`` writes it."""
 
@@ -134,10 +218,19 @@ class Transfer(models.Model):
         CAPTURE = "capture"
         REFUND = "refund"
         MOVE = "move"
+        RESERVE = "reserve"
+        """Asked of a card, and not there yet."""
+        CARD = "card"
+        """Arrived from a card."""
+        RELEASE = "release"
+        """Will not arrive."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=8, choices=Kind)
     charge = models.ForeignKey(Charge, null=True, blank=True, on_delete=models.PROTECT, related_name="transfers")
+    card_payment = models.ForeignKey(
+        CardPayment, null=True, blank=True, on_delete=models.PROTECT, related_name="transfers"
+    )
     memo = models.CharField(max_length=300, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from .models import Account, Charge, Refund, Transfer, currency_code
+from .models import Account, CardPayment, Charge, Refund, Transfer, currency_code
 
 LARGEST_AMOUNT = 10**12
 """In minor units. Far above any real payment, and far below where a sum of many would leave 64 bits."""
@@ -44,6 +44,26 @@ class ChargeSerializer(serializers.ModelSerializer[Charge]):
         )
 
 
+class CardPaymentSerializer(serializers.ModelSerializer[CardPayment]):
+    """What an operation seals is JSON, which knows no UUID: hence the field of the key."""
+
+    account = serializers.PrimaryKeyRelatedField[Account](read_only=True, pk_field=serializers.UUIDField())
+
+    class Meta:
+        model = CardPayment
+        fields = (
+            "id",
+            "account",
+            "amount",
+            "currency",
+            "status",
+            "reference",
+            "decline_code",
+            "created_at",
+            "settled_at",
+        )
+
+
 class RefundSerializer(serializers.ModelSerializer[Refund]):
     class Meta:
         model = Refund
@@ -62,6 +82,17 @@ class ChargeRequest(serializers.Serializer[Any]):
     currency = serializers.CharField(validators=[currency_code])
     reference = serializers.CharField(max_length=100, required=False)
     capture = serializers.BooleanField(default=True)
+
+
+class TopUpRequest(serializers.Serializer[Any]):
+    amount = AmountField()
+    card = serializers.CharField(max_length=100)
+    reference = serializers.CharField(max_length=100, default="")
+
+
+class CardPaymentRequest(TopUpRequest):
+    account = serializers.UUIDField()
+    currency = serializers.CharField(validators=[currency_code])
 
 
 class RefundRequest(serializers.Serializer[Any]):

@@ -6,6 +6,7 @@ from . import views, webhooks
 
 router = DefaultRouter()
 router.register("accounts", views.AccountViewSet, basename="account")
+router.register("card-payments", views.CardPaymentViewSet, basename="card-payment")
 router.register("charges", views.ChargeViewSet, basename="charge")
 
 urlpatterns = [

@@ -13,18 +13,22 @@ from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from django_idempotency import IdempotencyMode
+from django_idempotency import IdempotencyMode, IdempotencyPolicy
 from django_idempotency.drf import IdempotencyMixin, idempotent
 
 from . import ledger, services
-from .models import Account, Charge
+from .models import Account, CardPayment, Charge
+from .operations import card_payment
 from .serializers import (
     AccountSerializer,
+    CardPaymentRequest,
+    CardPaymentSerializer,
     ChargeRequest,
     ChargeSerializer,
     MoveRequest,
     RefundRequest,
     RefundSerializer,
+    TopUpRequest,
     TransferSerializer,
 )
 
@@ -39,11 +43,19 @@ class Conflict(APIException):
     default_code = "not_possible"
 
 
-class AccountViewSet(viewsets.ReadOnlyModelViewSet[Account]):
+class AccountViewSet(IdempotencyMixin, viewsets.ReadOnlyModelViewSet[Account]):
     serializer_class = AccountSerializer
 
     def get_queryset(self) -> QuerySet[Account]:
         return Account.objects.owned_by(self.request.user).with_balance()
+
+    @action(detail=True, methods=["post"], url_path="top-up")
+    @idempotent(mode=IdempotencyMode.PHASED)
+    def top_up(self, request: Request, pk: str | None = None) -> Response:
+        """The payment of ``CardPaymentViewSet`` again, with the account in the URL."""
+        asked = _validated(TopUpRequest(data=request.data))
+        answer = card_payment(account=str(self.get_object().pk), **asked)
+        return Response(answer.data, status=answer.status)
 
 
 class ChargeViewSet(
@@ -105,6 +117,34 @@ class ChargeViewSet(
         except services.NotPossible as error:
             raise Conflict(str(error)) from error
         return Response(RefundSerializer(refund).data, status=status.HTTP_201_CREATED)
+
+
+class CardPaymentViewSet(
+    IdempotencyMixin,
+    mixins.CreateModelMixin,
+    mixins.RetrieveModelMixin,
+    mixins.ListModelMixin,
+    viewsets.GenericViewSet[CardPayment],
+):
+    """Payments by card into the caller's own accounts.
+
+    PHASED, since the card's processor is a system of its own: it cannot be rolled back, and it may not answer.
+    """
+
+    serializer_class = CardPaymentSerializer
+    idempotency_policy = IdempotencyPolicy(mode=IdempotencyMode.PHASED)
+
+    def get_queryset(self) -> QuerySet[CardPayment]:
+        return CardPayment.objects.filter(account__in=Account.objects.owned_by(self.request.user))
+
+    def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """Take money from a card. Declined: 402, with the payment as its body."""
+        asked = _validated(CardPaymentRequest(data=request.data))
+        account = _own_account(request, asked.pop("account"))
+        if asked.pop("currency") != account.currency:
+            raise ValidationError({"currency": f"The account is kept in {account.currency}."})
+        answer = card_payment(account=str(account.pk), **asked)
+        return Response(answer.data, status=answer.status)
 
 
 @idempotent

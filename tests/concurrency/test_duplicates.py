@@ -7,17 +7,16 @@ from datetime import timedelta
 
 import pytest
 
-from django_idempotency import IdempotencyMode
 from example_project.payments import services
 from tests.support.calls import ask
 from tests.support.leases import let_leases_lapse, states
+from tests.support.modes import ATOMIC, LEASED, TRANSACTIONAL
 from tests.support.payer import effects
 from tests.support.waiting import until_waiting, waiting_sessions
 
 pytestmark = pytest.mark.urls("tests.support.charges_urls")
 
-ATOMIC, LEASED = IdempotencyMode
-MODES = pytest.mark.parametrize("mode", IdempotencyMode, ids=lambda mode: mode.value)
+MODES = pytest.mark.parametrize("mode", TRANSACTIONAL, ids=lambda mode: mode.value)
 OWNED = ["after_claim", "after_effect", "before_seal", "after_seal"]
 """Where a request has the key and has not yet committed."""
 

@@ -93,15 +93,15 @@ def test_what_is_not_seen_is_said_and_is_an_error(start):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_it_ends_it_takes_the_api_with_it(start, number):
+def test_however_it_ends_it_takes_its_servers_with_it(start, number):
     process = start()
-    port = listening(read_until(process, "The API listens on"))
+    ports = [listening(read_until(process, f"The {server} listens on")) for server in ("card processor", "API")]
     read_until(process, "[ok]")
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in output
-    assert falls_silent(port)
+    assert all(falls_silent(port) for port in ports)
 
 
 def test_serve_leaves_the_api_and_the_admin_running_until_ctrl_c(start):

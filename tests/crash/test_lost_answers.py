@@ -12,12 +12,13 @@ from django_idempotency import IdempotencyMode
 from example_project.faultproxy import Fault, FaultProxy
 from tests.support.calls import call, wire_format
 from tests.support.leases import states
+from tests.support.modes import TRANSACTIONAL
 from tests.support.pauses import Failpoints
 from tests.support.payer import effects
 from tests.support.servers import served
 from tests.support.waiting import eventually, until_waiting
 
-MODES = pytest.mark.parametrize("mode", IdempotencyMode, ids=lambda mode: mode.value)
+MODES = pytest.mark.parametrize("mode", TRANSACTIONAL, ids=lambda mode: mode.value)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 from django_idempotency import IdempotencyMode
 from tests.support.calls import call
 from tests.support.leases import let_leases_lapse, states
+from tests.support.modes import TRANSACTIONAL
 from tests.support.pauses import Failpoints
 from tests.support.payer import effects
 from tests.support.servers import ONE_REQUEST_A_PROCESS, served, workers_of
@@ -67,7 +68,7 @@ def come_back(api, request, token):
     return eventually(retry, "the key ends")
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", TRANSACTIONAL, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("point", ["after_claim", "after_effect", "before_seal", "after_seal"])
 def test_an_owner_that_lost_its_key_changes_nothing(api, stopping, wake, crowd, payer, mode, point):
     request = payer.deposit(mode)
@@ -106,7 +107,7 @@ def test_a_release_that_comes_too_late_frees_nothing(api, stopping, wake, crowd,
 
 
 def test_an_owner_suspended_after_its_commit_answers_what_the_retry_was_answered(api, stopping, wake, crowd, payer):
-    for mode in IdempotencyMode:
+    for mode in TRANSACTIONAL:
         request = payer.charge(mode)
         with stopping.armed("after_commit") as stop:
             stopped = crowd.start(call, api.address, request, token=payer.token)

@@ -122,6 +122,8 @@ class TestList:
         assert [(choice["display"], choice["selected"]) for choice in states.choices(page)] == [
             ("in flight", True),
             ("stuck: the lease has lapsed", False),
+            ("held: nobody knows yet", False),
+            ("left to a person", False),
             (f"sealed: the first {AT_MOST}", False),
         ]
 
@@ -287,10 +289,10 @@ def many(db):
             """
             INSERT INTO idempotency_key (
                 id, state, scope, key, fingerprint, fingerprint_scheme, mode, owner_token, attempts, claimed_at,
-                sealed_at, expires_at, response_status, response_headers, response_body
+                sealed_at, expires_at, response_status, response_headers, response_body, sweeps
             )
             SELECT md5(n::text)::uuid, 'sealed', 'auth.user:' || n || ' shop.views.pay:POST', 'key-' || n, '\\x00', 1,
-                'atomic', md5(n::text)::uuid, 1, now(), now(), now() + n %% 7 * interval '1 day', 201, '[]', '\\x00'
+                'atomic', md5(n::text)::uuid, 1, now(), now(), now() + n %% 7 * interval '1 day', 201, '[]', '\\x00', 0
             FROM generate_series(1, %s) AS n
             """,
             [MANY],
@@ -302,6 +304,8 @@ def many(db):
 PAGES = {
     "in flight": {},
     "stuck": {"state": "stuck"},
+    "held": {"state": "held"},
+    "left to a person": {"state": "person"},
     "sealed": {"state": "sealed"},
     "the last page": {"state": "sealed", "p": "10"},
     "sorted by scope": {"state": "sealed", "o": "2"},

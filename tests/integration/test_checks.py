@@ -177,7 +177,7 @@ class TestSettings:
             {"RETENTION": None},
             {"METHODS": "POST"},
             {"METHODS": ("GET",)},
-            {"MODE": "phased"},
+            {"MODE": "eventually"},
             {"MODE": []},
             {"DATABASES": ("nowhere",)},
             {"DATABASES": ()},

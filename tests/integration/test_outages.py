@@ -13,7 +13,8 @@ from django_idempotency.conf import current
 from django_idempotency.core.errors import StoreUnavailable
 from django_idempotency.core.fingerprint import Content, EmptyBody
 from django_idempotency.modes import RequestTransactions
-from django_idempotency.service import Execution, Intent, Outcome
+from django_idempotency.ownership import Outcome
+from django_idempotency.service import Execution, Intent
 from tests.support.keys import CREATED
 
 UNREACHABLE = {"PORT": "1"}

@@ -18,12 +18,14 @@ from django_idempotency.core.intervals import Interval, plan, reach_of
 from django_idempotency.core.keys import record_id
 from django_idempotency.core.states import State, Verdict
 from django_idempotency.modes import RequestTransactions
+from django_idempotency.ownership import Outcome
 from django_idempotency.retention import ensure_leaf, make_ahead
-from django_idempotency.service import Execution, Intent, Outcome
+from django_idempotency.service import Execution, Intent
 from django_idempotency.storage import partitions
 from django_idempotency.storage.transactions import own_connection
 from tests.support.crowds import Crowd
 from tests.support.keys import CREATED, Keys, new_claim
+from tests.support.modes import TRANSACTIONAL
 from tests.support.waiting import eventually
 
 DAY = timedelta(days=1)
@@ -503,7 +505,7 @@ def claim_through_the_service(settings, alias, mode=IdempotencyMode.ATOMIC):
     return execution
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize("mode", TRANSACTIONAL)
 def test_a_leaf_that_is_missing_at_the_seal_is_made_and_nothing_is_lost(lab, settings, mode):
     alias = lab.session()
     lab.do("CREATE TABLE effect (n int)")
@@ -520,7 +522,7 @@ def test_a_leaf_that_is_missing_at_the_seal_is_made_and_nothing_is_lost(lab, set
     assert Keys(alias).store.find(record_id("auth.user:5 charge:POST", "k")).response == CREATED
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize("mode", TRANSACTIONAL)
 def test_a_leaf_that_cannot_be_made_at_the_seal_undoes_the_effect_and_frees_the_key(lab, settings, mode):
     lab.do("CREATE TABLE effect (n int)")
     drop_leaves(lab, *range(1, len(names(lab))))

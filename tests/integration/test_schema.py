@@ -129,7 +129,9 @@ def test_one_function_a_statement_and_each_is_there(lab):
         "SELECT proname FROM pg_proc WHERE pronamespace = %s::regnamespace AND 'enable_seqscan=off' = ANY (proconfig)",
         lab.schema,
     )
-    assert {name for (name,) in pinned} == {f"idempotency_{name}_v1" for name in ("claim", "seal", "take_over")}
+    assert {name for (name,) in pinned} == {
+        f"idempotency_{name}_v1" for name in ("advance", "claim", "seal", "take_over")
+    }
 
 
 # --- the migration ---

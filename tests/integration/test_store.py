@@ -11,42 +11,7 @@ from django.db import connections
 
 from django_idempotency.core.states import IdempotencyMode, RecordedResponse, Sealing, State, Verdict
 from django_idempotency.storage import store_for
-from tests.support.keys import CREATED, Keys, new_claim, rival_of
-from tests.support.laboratory import LaboratoryFile
-
-
-class Backend:
-    """Sessions to one database, as this kind of store sees it."""
-
-    def __init__(self, laboratory, **how):
-        self.laboratory = laboratory
-        self.how = how
-
-    def session(self):
-        return Keys(self.laboratory.session(**self.how))
-
-
-@pytest.fixture(params=["postgresql", "postgresql with server-side binding", "sqlite"])
-def backend(request, django_db_blocker):
-    if request.param == "sqlite":
-        with django_db_blocker.unblock():
-            made = LaboratoryFile(request.getfixturevalue("sqlite_file"))
-            yield Backend(made)
-            made.close()
-    else:
-        binding = {"server_side_binding": True} if "binding" in request.param else {}
-        yield Backend(request.getfixturevalue("shared_lab"), options=binding)
-
-
-@pytest.fixture
-def keys(backend):
-    return backend.session()
-
-
-@pytest.fixture
-def rival(backend):
-    return backend.session()
-
+from tests.support.keys import CREATED, new_claim, rival_of
 
 # --- claim ---
 

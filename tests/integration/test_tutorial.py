@@ -1,4 +1,4 @@
-"""The tutorial, word for word: what it tells readers to write and to run is written and run, and answers as it says."""
+"""The tutorials, word for word: what they tell readers to write and run is written and run, and answers as they say."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from psycopg import sql
 from tests.support.walkthrough import REPOSITORY, Walkthrough
 
 TUTORIAL = REPOSITORY / "docs/tutorial/index.md"
+CARD_PAYMENTS = REPOSITORY / "docs/tutorial/card-payments.md"
 ON_POSTGRESQL = "\n## 6. "
 EXAMPLE_URL = "postgres://shop:password@127.0.0.1:5432/shop"
 
@@ -46,5 +47,14 @@ def test_the_tutorial_works_as_it_says(tmp_path: Path, installed_wheel: Path, re
         reader.follow(on_sqlite)
         if connection.vendor == "postgresql":
             reader.follow(on_postgresql)
+    finally:
+        reader.close()
+
+
+@pytest.mark.timeout(240)
+def test_the_tutorial_of_card_payments_works_as_it_says(tmp_path: Path, installed_wheel: Path) -> None:
+    reader = Walkthrough(tmp_path, installed_wheel)
+    try:
+        reader.follow(CARD_PAYMENTS.read_text(encoding="utf-8"))
     finally:
         reader.close()

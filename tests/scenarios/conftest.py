@@ -8,8 +8,8 @@ import pytest
 from django.db import connection, connections
 from django.test import TransactionTestCase
 
-from django_idempotency import IdempotencyMode
 from tests.support.commits import delete_everything, validate_databases
+from tests.support.modes import TRANSACTIONAL
 
 from .site import Site
 
@@ -59,7 +59,7 @@ def site(settings):
     logging.getLogger("django.request").disabled = False
 
 
-@pytest.fixture(params=IdempotencyMode, ids=lambda mode: mode.name)
+@pytest.fixture(params=TRANSACTIONAL, ids=lambda mode: mode.name)
 def mode(request):
     return request.param
 

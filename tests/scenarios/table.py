@@ -17,6 +17,7 @@ from rest_framework import exceptions
 from django_idempotency import FingerprintRules, IdempotencyMode
 from django_idempotency.core.outcomes import RELEASED_STATUSES
 from example_project.payments.models import Transfer
+from tests.support.modes import TRANSACTIONAL
 
 from .site import BODY, effect
 from .ways import Call, Reply
@@ -177,7 +178,7 @@ class Scenario:
     rest_only: bool = False
     transactional: bool = False
     in_test_case: bool = False
-    modes: tuple[IdempotencyMode, ...] = tuple(IdempotencyMode)
+    modes: tuple[IdempotencyMode, ...] = TRANSACTIONAL
     needs_postgres: bool = False
 
     def __str__(self) -> str:

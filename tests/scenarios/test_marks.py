@@ -19,7 +19,7 @@ from .site import assert_replays, problem, records
 pytestmark = pytest.mark.usefixtures("committed")
 
 
-class GroupSerializer(ModelSerializer):
+class GroupSerializer(ModelSerializer[Group]):
     class Meta:
         model = Group
         fields = ("id", "name")

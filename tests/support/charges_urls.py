@@ -14,6 +14,8 @@ from example_project.payments.models import Account
 from example_project.payments.views import ChargeViewSet
 from example_project.urls import urlpatterns as example
 
+from .modes import TRANSACTIONAL
+
 
 class AtomicCharges(ChargeViewSet):
     """Locks the account that is charged."""
@@ -42,6 +44,6 @@ router.register("leased/charges", LeasedCharges, basename="leased")
 
 urlpatterns = [
     path("", include(router.urls)),
-    *(path(f"{mode.value}/deposits/", deposits(mode)) for mode in IdempotencyMode),
+    *(path(f"{mode.value}/deposits/", deposits(mode)) for mode in TRANSACTIONAL),
     *example,
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +33,10 @@ class Armed:
 class Failpoints:
     """Every failpoint with one action, all disarmed: the marker that makes each act only once is there already."""
 
-    def __init__(self, folder: Path, action: str) -> None:
+    def __init__(self, folder: Path, action: str, points: Sequence[str] = failpoints.POINTS) -> None:
         self._folder, self._suffix = folder, ".reached" if action == "wait" else ""
-        self.specification = ",".join(f"{point}:{action}@{folder / point}" for point in failpoints.POINTS)
-        for point in failpoints.POINTS:
+        self.specification = ",".join(f"{point}:{action}@{self._path(point)}" for point in points)
+        for point in points:
             self._at(point).marker.touch()
 
     @contextmanager
@@ -51,4 +51,8 @@ class Failpoints:
             armed.go()
 
     def _at(self, point: str) -> Armed:
-        return Armed(self._folder / f"{point}{self._suffix}", self._folder / f"{point}.go")
+        path = self._path(point)
+        return Armed(path.with_name(path.name + self._suffix), path.with_name(path.name + ".go"))
+
+    def _path(self, point: str) -> Path:
+        return self._folder / point.replace("/", " ")

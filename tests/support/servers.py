@@ -17,13 +17,18 @@ ONE_REQUEST_A_PROCESS = {"GUNICORN_CMD_ARGS": "--worker-class sync"}
 
 def served(environment: Mapping[str, str] | None = None, *, workers: int = 2, threads: int = 8) -> ApiServer:
     """:param environment: added to what makes a server work for tests."""
-    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}")
     defaults = {
-        "DATABASE_URL": urlunsplit(url),
+        "DATABASE_URL": url_of_tests(),
         "DJANGO_SETTINGS_MODULE": "tests.support.served_settings",
         "IDEMPOTENCY_FAILPOINTS_ENABLED": "true",
     }
     return ApiServer(defaults | dict(environment or {}), workers=workers, threads=threads)
+
+
+def url_of_tests() -> str:
+    """The DATABASE_URL of a process that is to work on the database of the tests."""
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}")
+    return urlunsplit(url)
 
 
 def workers_of(api: ApiServer) -> list[int]:

@@ -3,11 +3,12 @@
 What a page needs for it is what a reader needs anyway:
 
 - ``python`` blocks begin with the file that they are: ``# shop/urls.py``, or ``# shop/settings.py, at the end``.
-- ``sh`` blocks are run as they stand, in one session. One that is ``runserver`` keeps running, for the second terminal.
+- ``sh`` blocks are run as they stand, in one session. One that is ``runserver`` keeps running, for the second terminal,
+  and so does one that is a single script with an address, as in ``python fake.py 127.0.0.1:8001``.
 - a ``text`` block below one is part of what it printed: its lines in that order, with … for anything.
 
 Only three things differ from a reader's machine. Packages are installed beforehand (a command that names one which is
-not fails), the server has a free port, and it is started again where the reader's one notices that a file changed.
+not fails), servers have free ports, and runserver is started again where the reader's one notices that a file changed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ CURL = Path(__file__).with_name("curl.py")
 
 _FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (?P<path>[\w/]+\.py)(?P<append>, at the end)?\n")
-_ADDRESS = "127.0.0.1:8000"
+_ADDRESS, _OTHER_ADDRESS = "127.0.0.1:8000", "127.0.0.1:8001"
+_SCRIPT = re.compile(rf"python \w+\.py {re.escape(_OTHER_ADDRESS)}\n")
 # What the fixture has done already: a virtual environment, and packages in it.
 _PREPARED = re.compile(r"(python3 -m venv|\. \.venv/bin/activate$|python -m pip install )")
 _PATIENCE = 60.0
@@ -67,10 +69,12 @@ class Walkthrough:
         :param own_curl: not the machine's curl, which may have none, but the little one that lies here.
         """
         self.folder = folder
-        self._replacements = {_ADDRESS: f"127.0.0.1:{_free_port()}", **(replacements or {})}
+        addresses = {address: f"127.0.0.1:{_free_port()}" for address in (_ADDRESS, _OTHER_ADDRESS)}
+        self._replacements = {**addresses, **(replacements or {})}
         self._environment = _plain_environment(folder, site, own_curl or shutil.which("curl") is None)
         self._site = site
         self._server: subprocess.Popen[bytes] | None = None
+        self._script: subprocess.Popen[bytes] | None = None
         self._serve = ""
         self._stale = False
         self.printed = ""
@@ -87,24 +91,27 @@ class Walkthrough:
                 assert_printed(block.text, self.printed)
 
     def close(self) -> None:
-        if self._server is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._server.pid, signal.SIGKILL)
-            self._server.wait()
-            self._server = None
+        for process in (self._server, self._script):
+            _end(process)
+        self._server = self._script = None
 
     def _write(self, text: str) -> None:
         head = _FILE.match(text)
         assert head, f"A file that does not say which it is:\n{text}"
         path = Path(self._environment["PWD"], head["path"])
         assert path.exists(), f"{head['path']} is no file that the commands before have made."
-        content = text[head.end() :]
+        content = self._replaced(text[head.end() :])
         path.write_text(f"{path.read_text()}\n{content}" if head["append"] else content)
         self._stale = True
 
     def _run(self, text: str) -> str:
+        if _SCRIPT.fullmatch(text):
+            _end(self._script)
+            self._script = self._started(self._replaced(text).strip(), self._replacements[_OTHER_ADDRESS])
+            return ""
         if "runserver" in text:
-            self.close()
+            _end(self._server)
+            self._server = None
             self._serve = text
         script = "".join(f"{line}\n" for line in self._as_here(text))
         if self._serve and (self._stale or self._server is None):
@@ -141,22 +148,27 @@ class Walkthrough:
 
     def _start_server(self) -> None:
         """Start it, or start it again with what has been written since: what the reloader does, without its delay."""
-        self.close()
+        _end(self._server)
         self._stale = False
         address = self._replacements[_ADDRESS]
-        command = self._serve.strip().replace("runserver", f"runserver --noreload {address}")
+        self._server = self._started(
+            self._serve.strip().replace("runserver", f"runserver --noreload {address}"), address
+        )
+
+    def _started(self, command: str, address: str) -> subprocess.Popen[bytes]:
         with self._log_path.open("ab") as log:
-            self._server = subprocess.Popen(
+            process = subprocess.Popen(
                 ["bash", "-c", f"exec {command}"], env=self._environment, cwd=self._environment["PWD"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         host, port = address.split(":")
         deadline = time.monotonic() + _PATIENCE
-        while self._server.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None and time.monotonic() < deadline:
             with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-                return
+                return process
             time.sleep(0.05)
-        raise AssertionError(f"The server does not answer.\n{self._server_log()}")
+        _end(process)
+        raise AssertionError(f"{command} does not answer.\n{self._server_log()}")
 
     @property
     def _log_path(self) -> Path:
@@ -172,6 +184,13 @@ def assert_printed(expected: str, printed: str) -> None:
     for wanted in filter(None, (line.strip() for line in expected.splitlines())):
         pattern = re.compile(".*".join(map(re.escape, wanted.split("…"))))
         assert any(pattern.fullmatch(line) for line in lines), f"Nowhere (or not there): {wanted}\nPrinted:\n{printed}"
+
+
+def _end(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _plain_environment(folder: Path, site: Path, own_curl: bool) -> dict[str, str]:

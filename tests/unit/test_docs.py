@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import django_idempotency
 from django_idempotency.conf import SETTINGS
 from django_idempotency.core.policy import IdempotencyPolicy
 from django_idempotency.drf import IdempotencyMixin
+from django_idempotency.operations import derive_key, operation
 from tests.support.walkthrough import REPOSITORY, blocks_of
 
 PAGES = [
@@ -71,3 +73,23 @@ def test_overridden_methods_are_hooks(page: Path) -> None:
     for node in nodes(page, ast.FunctionDef):
         if node.name.startswith("get_idempotency_"):
             assert hasattr(IdempotencyMixin, node.name), node.name
+
+
+def test_the_recipe_for_derived_keys_makes_the_keys_of_this_package() -> None:
+    page = REPOSITORY / "docs/how-to/derived-keys.md"
+    (recipe,) = [block.text for block in blocks_of(page.read_text(encoding="utf-8")) if "sha256" in block.text]
+    names: dict[str, Any] = {}
+    exec(recipe, names)
+    for parts in (
+        ("a", "b", "c"),
+        ("auth.user:5 payments.card_payment:POST", "order-1", "authorise"),
+        ("Zoë ✓", "ключ", "😀"),
+    ):
+        assert names["derived"](*parts) == (derive_key(*parts), derive_key(*parts, hexadecimal=True))
+
+
+def test_what_operations_are_declared_with_exists(page: Path) -> None:
+    known = set(signature(operation).parameters) - {"fields"} | set(IdempotencyPolicy.__dataclass_fields__)
+    for node in nodes(page, ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id == "operation":
+            assert {keyword.arg for keyword in node.keywords} <= known, ast.unparse(node)

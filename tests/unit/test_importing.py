@@ -40,7 +40,8 @@ print(sorted(name for name in sys.modules if name.startswith('django_idempotency
 
 
 @pytest.mark.parametrize(
-    "module", ["conf", "retention", "failpoints", "storage", "storage.transactions", "storage.schema", "apps"]
+    "module",
+    ["conf", "retention", "failpoints", "schedules", "storage", "storage.transactions", "storage.schema", "apps"],
 )
 def test_doors_that_need_no_models_are_imported_without_settings(module):
     script = f"""
@@ -52,6 +53,16 @@ assert 'django_idempotency.models' not in sys.modules
 """
     ran = python(script)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_schedule_is_for_settings_so_it_needs_neither_django_nor_celery():
+    script = """
+import sys
+from django_idempotency.schedules import beat_schedule
+print(sorted(beat_schedule()), sorted({'django', 'celery'} & set(sys.modules)))
+"""
+    ran = python(script)
+    assert (ran.stdout, ran.stderr) == ("['idempotency-make_partitions', 'idempotency-sweep'] []\n", "")
 
 
 def test_policies_can_be_made_before_there_are_settings():

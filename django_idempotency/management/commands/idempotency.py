@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import problems
-from .. import partitions
+from .. import partitions, sweep
 
-SUBCOMMANDS: dict[str, ModuleType] = {"partitions": partitions}
+SUBCOMMANDS: dict[str, ModuleType] = {"partitions": partitions, "sweep": sweep}
 """A subcommand is a module with a docstring, ``add_arguments(parser)`` and ``run(command, options)``."""
 
 

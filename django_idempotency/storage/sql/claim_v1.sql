@@ -49,10 +49,10 @@ BEGIN
         BEGIN
             INSERT INTO idempotency_key_in_flight (
                 id, state, scope, key, fingerprint, fingerprint_scheme, mode, owner_token, attempts, claimed_at,
-                lease_expires_at
+                lease_expires_at, sweeps
             ) VALUES (
                 p_id, 'in_flight', p_scope, p_key, p_fingerprint, p_scheme, p_mode, p_token, 1, clock_timestamp(),
-                clock_timestamp() + make_interval(secs => p_lease)
+                clock_timestamp() + make_interval(secs => p_lease), 0
             ) ON CONFLICT (id) DO NOTHING;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             -- A rival's claim, unless the table itself is locked by DDL: then this raises, and the store is unavailable.

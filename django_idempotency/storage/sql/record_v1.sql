@@ -14,6 +14,11 @@ AS $$
         'lease_left', extract(epoch FROM k.lease_expires_at - clock_timestamp()),
         'response_status', k.response_status,
         'response_headers', k.response_headers,
-        'response_body', encode(k.response_body, 'hex')
+        'response_body', encode(k.response_body, 'hex'),
+        'operation', k.operation,
+        'parameters', k.parameters,
+        'steps', k.steps,
+        'held_reason', k.held_reason,
+        'sweeps', k.sweeps
     )
 $$;

@@ -33,7 +33,13 @@ BEGIN
         expires_at = clock_timestamp() + make_interval(secs => p_retention),
         response_status = p_status,
         response_headers = p_headers,
-        response_body = p_body
+        response_body = p_body,
+        -- What it took to get here is nobody's business any more, and may be somebody's data.
+        parameters = NULL,
+        steps = NULL,
+        held_reason = NULL,
+        held_at = NULL,
+        sweep_after = NULL
     WHERE k.id = p_id AND k.state = 'in_flight' AND k.owner_token = p_token;
     RETURN CASE WHEN FOUND THEN 'sealed' ELSE 'lost' END;
 EXCEPTION

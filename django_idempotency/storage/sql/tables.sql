@@ -17,6 +17,15 @@ CREATE TABLE idempotency_key (
     response_status smallint NULL,
     response_headers jsonb NULL,
     response_body bytea NULL,
+    operation varchar(255) NULL,
+    parameters jsonb NULL,
+    steps jsonb NULL,
+    recovery_point varchar(255) NULL,
+    held_reason text NULL,
+    held_at timestamptz NULL,
+    sweeps smallint NOT NULL,
+    sweep_after timestamptz NULL,
+    stale_after double precision NULL,
     CONSTRAINT idempotency_key_state CHECK (
         (state = 'in_flight' AND lease_expires_at IS NOT NULL AND sealed_at IS NULL AND response_status IS NULL)
         OR (

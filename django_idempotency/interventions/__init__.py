@@ -1,0 +1,1 @@
+"""What a person can do about a stuck claim in the admin. The rules are in ``resolving``; this asks and tells."""
