@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from django_idempotency import IdempotencyMode
 from tests.support.calls import ask, call
 from tests.support.crowds import Crowd
 from tests.support.leases import states
+from tests.support.modes import ATOMIC, LEASED
 from tests.support.payer import effects
 from tests.support.servers import served
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.urls("tests.support.charges_urls")
-
-ATOMIC, LEASED = IdempotencyMode
 
 
 def set_default(level):

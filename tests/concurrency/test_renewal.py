@@ -19,12 +19,12 @@ from django_idempotency.storage.transactions import own_connection, transaction_
 from example_project.payments import services
 from tests.support.calls import ask
 from tests.support.leases import states
+from tests.support.modes import LEASED
 from tests.support.payer import Payer, effects
 from tests.support.waiting import eventually, sessions, until_waiting
 
 pytestmark = [pytest.mark.urls("tests.support.charges_urls"), pytest.mark.usefixtures("short_leases")]
 
-ATOMIC, LEASED = IdempotencyMode
 RENEWAL = "lease (id, owner_token, seconds)"
 """What tells the renewer's statement from all others."""
 

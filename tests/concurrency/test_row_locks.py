@@ -11,14 +11,12 @@ from django.urls import path
 from rest_framework.authentication import TokenAuthentication
 from rest_framework.decorators import api_view, authentication_classes
 
-from django_idempotency import IdempotencyMode
 from django_idempotency.drf import idempotent
 from tests.support.calls import ask
 from tests.support.charges_urls import deposit
+from tests.support.modes import ATOMIC
 from tests.support.payer import effects
 from tests.support.waiting import eventually, until_waiting
-
-ATOMIC, _ = IdempotencyMode
 
 AFTER_ITS_CHECK = 1.1
 """Seconds; deadlock_timeout is one second unless the server says otherwise."""

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from django.db import connection
 
-from django_idempotency import IdempotencyMode, failpoints
+from django_idempotency import failpoints
 from django_idempotency.failpoints import POINTS
 from tests.support.calls import ask
 from tests.support.leases import let_leases_lapse, states
+from tests.support.modes import TRANSACTIONAL
 from tests.support.pauses import Failpoints
 from tests.support.payer import effects
 from tests.support.waiting import eventually, sessions
@@ -35,7 +36,7 @@ def cut_all_others_off():
     eventually(lambda: not sessions(), "they are gone")
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", TRANSACTIONAL, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("point", POINTS)
 def test_cut_off_anywhere_there_is_one_effect_and_the_key_ends(crowd, payer, pausing, mode, point):
     good = payer.charge(mode)

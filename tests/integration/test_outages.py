@@ -16,6 +16,7 @@ from django_idempotency.modes import RequestTransactions
 from django_idempotency.ownership import Outcome
 from django_idempotency.service import Execution, Intent
 from tests.support.keys import CREATED
+from tests.support.modes import TRANSACTIONAL
 
 UNREACHABLE = {"PORT": "1"}
 READ_ONLY = {"server": {"default_transaction_read_only": "on"}}
@@ -49,7 +50,7 @@ def alias_of(request, lab):
     return alias_of
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize("mode", TRANSACTIONAL)
 @pytest.mark.parametrize(
     ("how", "kind"), [(UNREACHABLE, "OperationalError|ConnectionTimeout"), (READ_ONLY, "ReadOnly")]
 )
@@ -63,7 +64,7 @@ def test_a_database_that_is_down_or_read_only(lab, alias_of, begin, caplog, mode
     assert lab.ask("SELECT count(*) FROM idempotency_key") == 0
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize("mode", TRANSACTIONAL)
 def test_a_table_that_was_never_migrated(lab, alias_of, begin, mode):
     alias = alias_of()
     call_command("migrate", "django_idempotency", "zero", database=lab.aliases[0], verbosity=0)
@@ -75,7 +76,7 @@ def test_a_table_that_was_never_migrated(lab, alias_of, begin, mode):
     begin(alias, mode).finish(Outcome(201, lambda: CREATED))
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize("mode", TRANSACTIONAL)
 @pytest.mark.parametrize("lock", ["SHARE", "ACCESS EXCLUSIVE"])
 def test_a_table_that_is_locked_by_ddl(lab, begin, mode, lock):
     alias, administrator = lab.session(), lab.session()

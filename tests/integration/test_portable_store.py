@@ -16,6 +16,7 @@ from django_idempotency.service import Execution, Intent
 from django_idempotency.storage.portable import PortableStore
 from tests.support.keys import CREATED, Keys, new_claim, rival_of
 from tests.support.laboratory import LaboratoryFile
+from tests.support.modes import TRANSACTIONAL
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_a_rival_that_cannot_get_the_one_writers_lock_is_told_that_the_store_is_
     begin(rival, IdempotencyMode.ATOMIC, "locked").abandon()
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize("mode", TRANSACTIONAL)
 def test_a_request_needs_no_partition_and_no_renewal(file, begin, mode, monkeypatch):
     monkeypatch.setattr(retention, "ensure_leaf", lambda *_: pytest.fail("there is none"))
     alias, key = file.session(), f"once {mode.value}"
@@ -63,7 +64,7 @@ def test_a_request_needs_no_partition_and_no_renewal(file, begin, mode, monkeypa
     assert begin(alias, mode, key).response == CREATED
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize("mode", TRANSACTIONAL)
 def test_a_view_that_raised_is_undone_and_its_answer_recorded(file, begin, mode):
     alias, key = file.session(), f"raised {mode.value}"
     with connections[alias].cursor() as cursor:

@@ -22,6 +22,7 @@ from django_idempotency import IdempotencyMode, retention
 from django_idempotency.drf import IdempotencyMixin, idempotent
 from django_idempotency.http import idempotent_view
 from tests.support.fixtures import committed, quick_flush
+from tests.support.modes import TRANSACTIONAL
 from tests.support.wire import Wire
 
 __all__ = ["committed", "quick_flush"]
@@ -138,7 +139,7 @@ def test_a_released_key_costs_the_rollback_and_in_leased_mode_the_claim(send, wa
     ]
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode)
+@pytest.mark.parametrize("mode", TRANSACTIONAL)
 def test_without_a_key_a_request_is_as_if_unprotected(send, way, mode):
     assert send(way(mode, required=False), key=None) == send(Plain.as_view(), key=None) == [[EFFECT]]
 
