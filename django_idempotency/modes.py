@@ -114,12 +114,17 @@ class _Block:
 
 
 def refuse_outer_block(connection: BaseDatabaseWrapper) -> None:
-    """:raises ImproperlyConfigured: somebody else's transaction is open, whose end would decide over ours."""
+    """:raises ImproperlyConfigured: somebody else's transaction, now or later, would decide over ours."""
     if connection.in_atomic_block and not within_test_case(connection):
         raise ImproperlyConfigured(
             f"An atomic() block on {connection.alias!r} is open around an idempotent view: rolled back after the "
             "answer was sent, it would undo what that answer says. Remove it (look for a decorator or a middleware); "
             "the view gets a transaction anyway."
+        )
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise ImproperlyConfigured(
+            f"Autocommit is off on {connection.alias!r}, where a block of Django's ends without a COMMIT: an answer "
+            "would be sent and not recorded. Leave AUTOCOMMIT on, and call set_autocommit(False) nowhere around a view."
         )
 
 

@@ -226,6 +226,11 @@ class TestSettings:
         settings.IDEMPOTENCY = {"DATABASES": ("default", "other"), "LEASE": timedelta(seconds=31)}
         assert ids(check_settings()) == set()
 
+    def test_a_database_without_autocommit(self, settings, add_database):
+        add_database("manual", AUTOCOMMIT=False)
+        settings.IDEMPOTENCY = {"DATABASES": ["manual"], "USING": "manual"}
+        assert "E011" in ids(check_settings())
+
     def test_a_router_that_sends_the_keys_out_of_the_list(self, settings, add_database):
         add_database()
         settings.DATABASE_ROUTERS = [RouteTo("other", effects=True)]
