@@ -3,47 +3,48 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from threading import Lock
 
 import pytest
 
 from django_idempotency import retention
 from tests.support.waiting import eventually
 
-DAY = timedelta(days=1)
 THREADS = 20
 
 
+class Start:
+    """A process before its first claim, whose threads all want to know how far the leaves reach."""
+
+    def __init__(self, make_ahead):
+        self.arrived, self.looks, self._make_ahead = [], [], make_ahead
+        self.may_answer = lambda: len(self.arrived) == THREADS
+
+    def arrive(self):
+        self.arrived.append(self)
+        retention.ensure_leaf("default", timedelta(days=1))
+
+    def look(self, alias):
+        self.looks.append(alias)
+        eventually(self.may_answer, "the look may end")
+        return self._make_ahead(alias)
+
+
 @pytest.fixture
-def unaware(crowd, monkeypatch):
-    """This process as it was before its first claim. The first look at the leaves lasts until all threads want one."""
-    looks, arrived, lock = [], [], Lock()
-    make_ahead = retention.make_ahead
-
-    def slow(alias):
-        looks.append(alias)
-        eventually(lambda: len(arrived) == THREADS, "all have arrived")
-        return make_ahead(alias)
-
-    def arrive():
-        with lock:
-            arrived.append(1)
-        retention.ensure_leaf("default", DAY)
-
-    monkeypatch.setattr(retention, "make_ahead", slow)
+def start(committed, monkeypatch):
+    start = Start(retention.make_ahead)
+    monkeypatch.setattr(retention, "make_ahead", start.look)
     retention.forget_reach("default")
-    yield looks, arrive
+    yield start
     retention.forget_reach("default")
 
 
-def test_its_threads_look_at_the_leaves_once(unaware, crowd):
-    looks, arrive = unaware
-    crowd.at_once(THREADS, arrive)
-    assert looks == ["default"]
+def test_its_threads_look_at_the_leaves_once(start, crowd):
+    crowd.at_once(THREADS, start.arrive)
+    assert start.looks == ["default"]
 
 
-def test_a_look_that_does_not_come_back_is_not_waited_for(unaware, crowd, monkeypatch):
-    looks, arrive = unaware
+def test_a_look_that_does_not_come_back_is_not_waited_for(start, crowd, monkeypatch):
     monkeypatch.setattr(retention, "TURN_SECONDS", 0.01)
-    crowd.at_once(THREADS, arrive)
-    assert len(looks) > 1
+    start.may_answer = lambda: len(start.looks) > 1
+    crowd.at_once(THREADS, start.arrive)
+    assert len(start.looks) > 1
