@@ -114,13 +114,18 @@ class _Block:
 
 
 def refuse_outer_block(connection: BaseDatabaseWrapper) -> None:
-    """:raises ImproperlyConfigured: somebody else's transaction is open, whose end would decide over ours."""
+    """:raises ImproperlyConfigured: somebody else's transaction, now or later, would decide over ours."""
     if connection.in_atomic_block and not within_test_case(connection):
         raise ImproperlyConfigured(
             f"An atomic() block on {connection.alias!r} is open around an idempotent view, an operation or a sweep: "
             "rolled back after the answer was given, it would undo what that answer says. Remove it (look for a "
             "decorator, a middleware, or ATOMIC_REQUESTS around a view that is not idempotent); what runs inside gets "
             "transactions anyway."
+        )
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise ImproperlyConfigured(
+            f"Autocommit is off on {connection.alias!r}, where a block of Django's ends without a COMMIT: an answer "
+            "would be sent and not recorded. Leave AUTOCOMMIT on, and call set_autocommit(False) nowhere around a view."
         )
 
 

@@ -6,7 +6,10 @@ Each process remembers how far the leaves of a database reach, so that a claim a
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
@@ -23,6 +26,9 @@ logger = logging.getLogger("django_idempotency")
 RETRY_SECONDS = 60.0
 """How long a process waits before it looks again at leaves that it could not make ahead."""
 
+TURN_SECONDS = 3.0
+"""How long a thread waits for another one that looks at the leaves of the same database."""
+
 # Between this clock and the database's, and between the claim and the seal of a view that takes its time.
 _SLACK = timedelta(hours=1)
 
@@ -34,6 +40,9 @@ class _Reach:
 
 
 _reaches: dict[str, _Reach] = {}
+_looking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+# A lock that another thread of the parent holds would stay locked in the child for ever.
+os.register_at_fork(after_in_child=_looking.clear)
 
 
 def ensure_leaf(alias: str, retention: timedelta) -> None:
@@ -43,12 +52,30 @@ def ensure_leaf(alias: str, retention: timedelta) -> None:
 
     :raises StoreUnavailable: there is no leaf, and this role may not make one.
     """
+    if _reaches_far_enough(alias, retention):
+        return
+    # A process that starts under load looks once, and not with a connection more for each of its threads. They wait for
+    # each other no longer than that can take, or a database out of reach would be asked by one after the other.
+    first = _looking[alias].acquire(timeout=TURN_SECONDS)
+    try:
+        if not _reaches_far_enough(alias, retention):
+            _reach_further(alias, retention)
+    finally:
+        if first:
+            _looking[alias].release()
+
+
+def _reaches_far_enough(alias: str, retention: timedelta) -> bool:
     now, known = datetime.now(timezone.utc), _reaches.get(alias)
-    if known is not None and known.until - now >= comfortable_reach(current().MAX_RETENTION):
-        return
-    needed = now + retention + _SLACK
-    if known is not None and known.until >= needed and time.monotonic() - known.looked_at < RETRY_SECONDS:
-        return
+    if known is None:
+        return False
+    if known.until - now >= comfortable_reach(current().MAX_RETENTION):
+        return True
+    return known.until >= now + retention + _SLACK and time.monotonic() - known.looked_at < RETRY_SECONDS
+
+
+def _reach_further(alias: str, retention: timedelta) -> None:
+    needed = datetime.now(timezone.utc) + retention + _SLACK
     try:
         until = make_ahead(alias).until
     except DatabaseFailure as error:

@@ -27,6 +27,12 @@ def database(alias: str) -> Iterator[CheckMessage]:
         yield found(
             "E002", f"Keys cannot be kept in {vendor!r} ({alias!r}).", "Use PostgreSQL, or SQLite to try it out."
         )
+    if not connections.settings[alias]["AUTOCOMMIT"]:
+        yield found(
+            "E011",
+            f"AUTOCOMMIT is off on {alias!r}: Django's blocks end there without a COMMIT.",
+            "Leave AUTOCOMMIT on. Where a project commits by itself, what is answered and what is kept can differ.",
+        )
     if not router.allow_migrate_model(alias, IdempotencyKey):
         yield found(
             "E005",

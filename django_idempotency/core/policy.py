@@ -81,8 +81,11 @@ class IdempotencyPolicy:
                 object.__setattr__(self, name, validate(name, value))
 
     def __hash__(self) -> int:
-        # By what always can be hashed. A callable may be a dataclass, whose objects cannot.
-        return hash((self.mode, self.methods, self.operation, self.lease, self.retention, self.outcomes))
+        try:
+            return hash(tuple(vars(self).values()))
+        except TypeError:
+            # A callable may be a dataclass, whose objects cannot be hashed.
+            return hash((self.mode, self.methods, self.operation, self.lease, self.retention, self.outcomes))
 
     def overridden(self, other: IdempotencyPolicy) -> IdempotencyPolicy:
         """This policy with every field that ``other`` sets taken from ``other``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -26,10 +26,15 @@ def beneath(view: Any) -> Iterator[Any]:
 
 def own_attribute(layer: Any, name: str) -> Any:
     """What was put on this very object, without asking a ``__getattr__`` that may answer to anything."""
+    return _attributes(layer).get(name)
+
+
+def _attributes(layer: Any) -> Mapping[str, Any]:
     try:
-        return vars(layer).get(name)
-    except TypeError:
-        return None
+        found = vars(layer)
+    except Exception:  # noqa: BLE001 - it has none, or stands for something that is not there now
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def dotted(named: Any) -> str:
@@ -47,7 +52,7 @@ def _held_by(layer: Any) -> list[Any]:
         return [own_attribute(layer, "__wrapped__"), *_enclosed(layer)]
     if isinstance(layer, type):
         return []
-    return list(getattr(layer, "__dict__", {}).values())
+    return list(_attributes(layer).values())
 
 
 def _enclosed(function: FunctionType) -> Iterator[Any]:

@@ -226,6 +226,11 @@ class TestSettings:
         settings.IDEMPOTENCY = {"DATABASES": ("default", "other"), "LEASE": timedelta(seconds=31)}
         assert ids(check_settings()) == set()
 
+    def test_a_database_without_autocommit(self, settings, add_database):
+        add_database("manual", AUTOCOMMIT=False)
+        settings.IDEMPOTENCY = {"DATABASES": ["manual"], "USING": "manual"}
+        assert "E011" in ids(check_settings())
+
     def test_a_router_that_sends_the_keys_out_of_the_list(self, settings, add_database):
         add_database()
         settings.DATABASE_ROUTERS = [RouteTo("other", effects=True)]
@@ -813,12 +818,31 @@ class _Odd:
         return HttpResponse()
 
 
+class _Absent:
+    """Stands for something that is not there at the moment, as proxies to what belongs to a request or a task do."""
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("working outside of it")
+
+    def __call__(self, request):
+        return HttpResponse()
+
+
+def _holding(held):
+    def view(request):
+        return held(request)
+
+    return view
+
+
 class TestOddCallbacks:
     def test_nothing_in_a_urlconf_makes_it_fail(self, settings, of_views):
         looped = bare(_plain)
         looped.__wrapped__ = looped
         unfilled = _with_empty_cell()
         assert of_views(_Odd(), partial(_plain), _Odd().method, looped, unfilled, print, type("C", (), {})) == []
+        assert of_views(_Absent(), _holding(_Absent()), idempotent_view(scope=by_header)(_holding(_Absent()))) == []
 
     def test_included_and_prefixed_patterns_are_found(self, settings):
         from django.conf.urls.i18n import i18n_patterns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connection, connections, transaction
 from django.http import HttpResponse, StreamingHttpResponse
 
@@ -115,6 +116,27 @@ def test_a_mixin_whose_dispatch_begins_one_is_refused_before_the_handler_runs(si
     for _ in range(2):
         with pytest.raises(Exception, match=r"An atomic\(\) block on 'default'"):
             site.send()
+    assert (handler.entered, rows(), records()) == (0, 0, 0)
+
+
+@every_way_and_mode
+def test_transactions_that_somebody_manages_by_hand_are_refused(site, way, mode):
+    """With autocommit off no block of Django's commits, so the answer would be a success that nobody keeps."""
+    handler = Handling(answers())
+    view = way(handler, {"mode": mode})
+
+    def by_hand(request, **arguments):
+        transaction.set_autocommit(False)
+        try:
+            return view(request, **arguments)
+        finally:
+            transaction.rollback()
+            transaction.set_autocommit(True)
+
+    site.add(by_hand)
+    site.client("ann").raise_request_exception = True
+    with pytest.raises(ImproperlyConfigured, match="Autocommit is off on 'default'"):
+        site.send()
     assert (handler.entered, rows(), records()) == (0, 0, 0)
 
 

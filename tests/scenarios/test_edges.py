@@ -43,10 +43,10 @@ class TestTransactionsByHand:
     def test_savepoints_by_hand_are_the_views_own(self, site, way, mode):
         def handle(call):
             effect("kept")
-            here = transaction.savepoint()
+            here = connection.savepoint()
             effect("dropped")
             transaction.savepoint_rollback(here)
-            transaction.savepoint_commit(transaction.savepoint())
+            transaction.savepoint_commit(connection.savepoint())
             return Reply(201, {"rows": rows()})
 
         site.add(way(Handling(handle), {"mode": mode}))
@@ -61,7 +61,7 @@ class TestTransactionsByHand:
         def handle(call):
             effect()
             transaction.clean_savepoints()
-            transaction.savepoint()
+            connection.savepoint()
             raise api_exception(402)
 
         site.add(way(Handling(handle), {"mode": mode}))

@@ -101,7 +101,8 @@ def _server_parameters(database: str) -> dict[str, Any]:
 def laboratory_database(django_db_blocker) -> Iterator[str]:
     if connection.vendor != "postgresql":
         pytest.skip("this is about PostgreSQL")
-    name = f"{connection.settings_dict['NAME'][:40]}_lab_{os.getpid()}"
+    # Each folder that takes this fixture in has one of its own.
+    name = f"{connection.settings_dict['NAME'][:40]}_lab_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(**_server_parameters("postgres"), autocommit=True) as server:
         server.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
         yield name
