@@ -14,11 +14,11 @@ import pytest
 from django.db import connection
 from django.db.models import Count
 
-from django_idempotency import IdempotencyMode
 from example_project.client import Request
 from example_project.payments.models import Charge, Transfer
 from tests.support.calls import call
 from tests.support.leases import states
+from tests.support.modes import TRANSACTIONAL
 from tests.support.payer import Payer
 from tests.support.servers import served, workers_of
 from tests.support.waiting import eventually
@@ -58,7 +58,7 @@ class Client:
 
     def run(self):
         while not self.until.is_set():
-            mode = self.random.choice(list(IdempotencyMode))
+            mode = self.random.choice(TRANSACTIONAL)
             want = self.payer.charge if self.random.random() < 0.5 else self.payer.deposit
             intent = Intent(want(mode), self.payer)
             self.intents.append(intent)

@@ -18,6 +18,7 @@ from django_idempotency.ownership import Outcome
 from django_idempotency.service import Execution, Intent
 from django_idempotency.storage import store_for
 from tests.support.keys import CREATED
+from tests.support.modes import TRANSACTIONAL
 
 SCOPE = "auth.user:5 charge:POST"
 WATCHED = ("lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit", "enable_seqscan")
@@ -45,7 +46,7 @@ class InsideTestCase(TestCase):
     """Django's own, as projects use it."""
 
     def test_a_request_is_recorded_and_replayed(self):
-        for mode in IdempotencyMode:
+        for mode in TRANSACTIONAL:
             with self.subTest(mode):
                 begin(mode, mode.value).finish(Outcome(201, lambda: CREATED))
                 record = begin(mode, mode.value)
@@ -53,7 +54,7 @@ class InsideTestCase(TestCase):
         assert IdempotencyKey.objects.filter(state=State.SEALED.value).count() == 2
 
     def test_a_released_request_leaves_the_key_free_and_no_writes(self):
-        for mode in IdempotencyMode:
+        for mode in TRANSACTIONAL:
             with self.subTest(mode):
                 execution = begin(mode)
                 IdempotencyKey.objects.filter(key="k").update(attempts=7)
@@ -65,7 +66,7 @@ class InsideTestCase(TestCase):
     def test_settings_of_the_transaction_are_put_back(self):
         """They would outlive the savepoint that a request is here, and reach the next one."""
         before = session_settings()
-        for mode in IdempotencyMode:
+        for mode in TRANSACTIONAL:
             for ending in (201, 400):
                 with self.subTest(mode, ending=ending):
                     execution = begin(mode, f"{mode.value} {ending}")
@@ -77,7 +78,7 @@ class InsideTestCase(TestCase):
                         assert session_settings() == before
 
     def test_no_hook_of_ours_shows_up_in_the_projects_own(self):
-        for mode in IdempotencyMode:
+        for mode in TRANSACTIONAL:
             with self.subTest(mode), self.captureOnCommitCallbacks() as callbacks:
                 execution = begin(mode, mode.value)
                 transaction.on_commit(len)
@@ -85,7 +86,7 @@ class InsideTestCase(TestCase):
             assert callbacks == [len]
 
     def test_hooks_of_a_released_request_are_gone(self):
-        for mode in IdempotencyMode:
+        for mode in TRANSACTIONAL:
             with self.subTest(mode), self.captureOnCommitCallbacks() as callbacks:
                 execution = begin(mode, mode.value)
                 transaction.on_commit(len)
@@ -100,7 +101,7 @@ class InsideTestCase(TestCase):
 
     def test_the_tests_own_transaction_is_as_before(self):
         depth = len(connection.savepoint_ids), len(connection.atomic_blocks)
-        for mode in IdempotencyMode:
+        for mode in TRANSACTIONAL:
             begin(mode, mode.value).finish(Outcome(201, lambda: CREATED))
             begin(mode, f"{mode.value} again").finish(Outcome(400, lambda: CREATED))
             execution = begin(mode, f"{mode.value} raised")

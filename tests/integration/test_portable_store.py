@@ -49,7 +49,7 @@ def test_a_rival_that_cannot_get_the_one_writers_lock_is_told_that_the_store_is_
     rival = file.session()
     with keys.atomic():
         keys.own(new_claim())
-        for mode in IdempotencyMode:
+        for mode in TRANSACTIONAL:
             with pytest.raises(StoreUnavailable):
                 begin(rival, mode, "locked")
             assert not connections[rival].in_atomic_block

@@ -7,8 +7,8 @@ from django.db import connection, transaction
 from django.test import TestCase, override_settings
 from django.urls import path
 
-from django_idempotency import IdempotencyMode
 from example_project.payments.models import Transfer
+from tests.support.modes import TRANSACTIONAL
 
 from .site import KEY, Handling, assert_replays, effect, problem, records, rows
 from .table import answers, api_exception, raises
@@ -23,7 +23,7 @@ class Routes:
         self.urlpatterns = [
             path(f"{name}/{mode.value}/", way(self.handler, {"mode": mode}, f"{name}_{mode.value}"))
             for name, way in WAYS.items()
-            for mode in IdempotencyMode
+            for mode in TRANSACTIONAL
         ]
 
     def __iter__(self):
