@@ -116,7 +116,7 @@ class Workshop:
         self.store.claim(claim, limit_silence=False, savepoint=None)
         return claim
 
-    def _ask(self, question: str, *arguments: object) -> list[Any]:
+    def _ask(self, question: str, *arguments: str) -> list[Any]:
         with connections[self.alias].cursor() as cursor:
             cursor.execute(question, arguments)
             return cursor.fetchall() if cursor.description else []
@@ -166,6 +166,6 @@ def taken_over(workshop: Workshop, rival: Any) -> Record:
     """A sweeper on another session owns what is in flight, before its owner knows of anything."""
     workshop_keys = IdempotencyKey.objects.using(rival.alias).filter(state="in_flight")
     workshop_keys.update(lease_expires_at=timezone.now() - timedelta(hours=1))
-    record = rival.store.take_stale(uuid4(), lease=30.0, stale_after=0.0)
+    record: Record | None = rival.store.take_stale(uuid4(), lease=30.0, stale_after=0.0)
     assert record is not None
     return record
