@@ -67,7 +67,7 @@ class Trouble:
 
     def plan(self) -> list[Planned]:
         if self.down:
-            return [Planned(self.fault, operation, times=None) for operation in ("charge", "look_up")]
+            return [Planned(Fault.DOWN, operation, times=None) for operation in ("charge", "look_up")]
         return [Planned(self.fault)] if self.fault else []
 
 
@@ -140,7 +140,8 @@ TWO_KILLS = list(_two_kills())
 
 def sampled(cases: list[Case]):
     """All, most of them slow. What is left to a quick run has each place, fault and order at least once."""
-    quick, seen = set(), set()
+    quick: set[Case] = set()
+    seen: set[object] = set()
     for case in Random(1).sample(cases, len(cases)):
         traits = {case.trouble, case.order, case.killed_at}
         if not traits <= seen:
@@ -282,7 +283,7 @@ def test_whatever_is_killed_and_however_often_an_intent_has_one_key(story, troub
 # --- the matrix itself --------------------------------------------------------------------------------
 
 
-class Passed(dict):
+class Passed(dict[str, None]):
     """In place of what is armed: it notes which places are asked for."""
 
     def __init__(self):
