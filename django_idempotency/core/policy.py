@@ -42,7 +42,8 @@ class BodyCodec:
 class IdempotencyPolicy:
     """The terms of an operation. A field left at None falls back to the setting of its name, then to the built-in.
 
-    :param required: refuse a request without a key (400 missing-key). With False it runs unprotected.
+    :param required: refuse a request without a key (400 missing-key). With False it runs unprotected; in PHASED mode
+        under a key of its own, which a sweeper can go on with and no client can repeat.
     :param methods: HTTP methods that look at the key.
     :param mode: how claim, effect and seal share transactions.
     :param scope: ``callable(request) -> str``, the principal that keys belong to, in place of the authenticated user.

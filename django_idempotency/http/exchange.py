@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from django.db import Error as DatabaseFailure
 from django.http import HttpRequest, HttpResponse
@@ -13,10 +14,10 @@ from django.utils.translation import get_language
 
 from ..conf import current
 from ..core.errors import IdempotencyError, MissingKey, StoreUnavailable
-from ..core.fingerprint import Content
+from ..core.fingerprint import Content, EmptyBody
 from ..core.policy import ResolvedPolicy
 from ..core.scope import scope
-from ..core.states import RecordedResponse
+from ..core.states import IdempotencyMode, RecordedResponse
 from ..failpoints import hit
 from ..modes import RequestTransactions
 from ..ownership import Outcome
@@ -41,6 +42,16 @@ def rendered(response: Any) -> HttpResponseBase:
         response = response.render()
     result: HttpResponseBase = response
     return result
+
+
+def _intent(asking: Asking, key: str) -> Intent:
+    return Intent(scope(asking.principal(), asking.operation), key, asking.content())
+
+
+def _unrepeatable(asking: Asking) -> Intent:
+    """An operation needs a key to be gone on with, though its client sent none: one that nobody can repeat, so that
+    neither its caller nor its content matters."""
+    return Intent(scope("nobody", asking.operation), str(uuid4()), Content("", "", EmptyBody()))
 
 
 def _name_language(request: HttpRequest, response: HttpResponseBase) -> None:
@@ -82,11 +93,11 @@ class Exchange:
         """
         try:
             key = asking.key()
-            if key is None:
-                if policy.required:
-                    raise MissingKey(current().HEADER)
+            if key is None and policy.required:
+                raise MissingKey(current().HEADER)
+            if key is None and policy.mode is not IdempotencyMode.PHASED:
                 return None
-            intent = Intent(scope(asking.principal(), asking.operation), key, asking.content())
+            intent = _unrepeatable(asking) if key is None else _intent(asking, key)
         except IdempotencyError:
             self._transactions.roll_back()
             raise

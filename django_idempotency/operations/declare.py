@@ -43,9 +43,8 @@ class Operation:
         key = current_key.get()
         if key is None:
             raise Misused(
-                f"The operation {self.definition.name!r} was called outside a view in PHASED mode, or for a request "
-                "without a key (required=False). In a task or a command, use "
-                f"{self.definition.function.__name__}.run(scope=..., key=..., parameters=...)."
+                f"The operation {self.definition.name!r} was called outside a view in PHASED mode. In a task or a "
+                f"command, use {self.definition.function.__name__}.run(scope=..., key=..., parameters=...)."
             )
         key.policy = self._terms(key.policy)
         return run(key, self.definition, parameters)

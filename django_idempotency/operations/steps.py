@@ -64,10 +64,11 @@ class Op:
         return self._pass(self._enter(name, StepKind.PHASE) or self._commit_phase(name, fn))
 
     def _commit_phase(self, name: str, fn: Callable[[], Any]) -> Step:
+        def is_recorded(record: Record) -> bool:
+            return record.progress is not None and record.progress.step(name) is not None
+
         hit("before_phase", name)
-        with self._committing(
-            lambda record: record.progress is not None and record.progress.step(name) is not None
-        ) as (durable):
+        with self._committing(is_recorded) as durable:
             result = as_document(fn(), f"the result of the phase {name!r}")
             step = Step(name, StepKind.PHASE, done=True, result=result, compensating=self._compensating)
             progress = self._advance(step, durable=durable)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import product
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -67,11 +66,9 @@ class Trouble:
         return self.fault in (Fault.SLOW_ANSWER, Fault.NO_ANSWER_AFTER_EFFECT, Fault.ERROR_AFTER_EFFECT)
 
     def plan(self) -> list[Planned]:
-        if self.fault is None:
-            return []
         if self.down:
-            return [Planned(self.fault, operation, times=None) for operation in ("charge", "look_up")]
-        return [Planned(self.fault)]
+            return [Planned(Fault.DOWN, operation, times=None) for operation in ("charge", "look_up")]
+        return [Planned(self.fault)] if self.fault else []
 
 
 # A processor that forgets a key before its time breaks its word, and nobody can charge once with that.
@@ -286,7 +283,7 @@ def test_whatever_is_killed_and_however_often_an_intent_has_one_key(story, troub
 # --- the matrix itself --------------------------------------------------------------------------------
 
 
-class Passed(dict[str, Any]):
+class Passed(dict[str, None]):
     """In place of what is armed: it notes which places are asked for."""
 
     def __init__(self):

@@ -19,6 +19,7 @@ from django_idempotency.core.operations import registry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.operations import Declined, Misused, NotStorable, operation
 from django_idempotency.phasing import current_key
+from django_idempotency.storage.base import NEVER
 from django_idempotency.sweeping import Fate
 
 from .site import BODY, KEY, REPLAYED, Handling, assert_replays, effect, problem, records, rows
@@ -434,14 +435,43 @@ def test_in_a_view_in_another_mode_an_operation_is_a_mistake(site, way, pay, out
     assert (records(), outside.keys) == (0, [])
 
 
-@every_way
-def test_for_a_request_without_a_key_an_operation_is_a_mistake_that_says_so(site, way, pay, outside):
+@pytest.mark.parametrize(
+    ("way", "user"),
+    [pytest.param(way, "ann", id=name) for name, way in WAYS.items()]
+    + [pytest.param(WAYS["function"], None, id="function-nobody")],
+)
+def test_a_request_without_a_key_is_protected_from_everything_but_its_repetition(site, way, pay, outside, user):
+    """As while clients are asked to send keys: required=False."""
+    outside.answers = [TimeoutError()]
     put_up(site, way, three_lines(pay), required=False)
-    response = site.send(key=None)
-    assert response.status_code == 500
-    with pytest.raises(Misused, match=r"without a key \(required=False\)"):
-        raise response.exc_info[1]
-    assert (records(), outside.keys) == (0, [])
+    lost = site.send(key=None, user=user)
+    assert (lost.status_code, problem(lost)) == (503, "outcome-unknown")
+    lapse()
+    assert [swept.fate for swept in sweeping.sweep("default", limit=5)] == [Fate.FINISHED]
+    assert rows() == 2
+    again = site.send(key=None, user=user)
+    assert (again.status_code, again.json()["amount"]) == (201, "1.10")
+    assert REPLAYED not in again.headers
+    assert (rows(), len(set(outside.keys))) == (4, 2)
+
+
+@every_way
+def test_another_operation_in_the_place_of_the_one_that_has_begun_is_for_a_person(site, way, pay, outside):
+    outside.answers = [TimeoutError()]
+    today = [pay, payment(outside)]
+
+    def handler(call):
+        return three_lines(today.pop(0))(call)
+
+    put_up(site, way, handler)
+    assert site.send().status_code == 503
+    lapse()
+    response = site.send()
+    assert (response.status_code, problem(response)) == (503, "outcome-unknown")
+    held = IdempotencyKey.objects.get()
+    assert held.held_reason.startswith(f"The key belongs to the operation {pay.definition.name!r}, not ")
+    assert held.sweep_after == NEVER
+    assert len(outside.keys) == 1
 
 
 @every_way

@@ -163,7 +163,8 @@ def main() -> None:
                 elif reports := os.read(0, 65536).decode().split():
                     _begin(reports)
                 else:
-                    return
+                    # Whoever started us is gone, however it ended. No fork may be left, not even a suspended one.
+                    os.killpg(0, signal.SIGKILL)
 
 
 def _begin(reports: list[str]) -> None:

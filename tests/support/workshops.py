@@ -116,7 +116,7 @@ class Workshop:
         self.store.claim(claim, limit_silence=False, savepoint=None)
         return claim
 
-    def _ask(self, question: str, *arguments: Any) -> list[Any]:
+    def _ask(self, question: str, *arguments: str) -> list[Any]:
         with connections[self.alias].cursor() as cursor:
             cursor.execute(question, arguments)
             return cursor.fetchall() if cursor.description else []
