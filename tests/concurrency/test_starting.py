@@ -38,7 +38,8 @@ def start(committed, monkeypatch):
     retention.forget_reach("default")
 
 
-def test_its_threads_look_at_the_leaves_once(start, crowd):
+def test_its_threads_look_at_the_leaves_once(start, crowd, monkeypatch):
+    monkeypatch.setattr(retention, "TURN_SECONDS", 60)
     crowd.at_once(THREADS, start.arrive)
     assert start.looks == ["default"]
 
