@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 from django.db import connection
 
-from django_idempotency import IdempotencyMode, renewal
+from django_idempotency import renewal
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.storage.transactions import own_connection, transaction_on
 from example_project.payments import services
@@ -141,7 +141,7 @@ def test_all_owners_share_one_thread(crowd, payer, pausing):
     assert not renewal._renewer._renewals
 
 
-@pytest.mark.parametrize("mode", IdempotencyMode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", (ATOMIC, LEASED), ids=lambda mode: mode.value)
 def test_nothing_is_renewed_after_the_seal_and_nothing_in_atomic_mode(crowd, payer, pausing, mode):
     with pausing.armed("after_seal") as pause:
         answer = crowd.start(ask, payer.deposit(mode), token=payer.token)

@@ -593,9 +593,12 @@ class TestCelery:
 
         changed = {"broker_url": "memory://", "task_always_eager": False}
         before = {name: app.conf[name] for name in changed}
-        app.conf.update(changed)
-        yield app
-        app.conf.update(before)
+        for settings in (changed, before):
+            app.conf.update(settings)
+            # The app keeps its connections, and with them the broker that another test had.
+            app.amqp._producer_pool = app._pool = None
+            if settings is changed:
+                yield app
 
     @pytest.fixture
     def message(self, app, payer):
