@@ -19,7 +19,7 @@ from django_idempotency.storage.transactions import own_connection, transaction_
 from example_project.payments import services
 from tests.support.calls import ask
 from tests.support.leases import states
-from tests.support.modes import LEASED
+from tests.support.modes import LEASED, TRANSACTIONAL
 from tests.support.payer import Payer, effects
 from tests.support.waiting import eventually, sessions, until_waiting
 
@@ -141,7 +141,7 @@ def test_all_owners_share_one_thread(crowd, payer, pausing):
     assert not renewal._renewer._renewals
 
 
-@pytest.mark.parametrize("mode", (ATOMIC, LEASED), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", TRANSACTIONAL, ids=lambda mode: mode.value)
 def test_nothing_is_renewed_after_the_seal_and_nothing_in_atomic_mode(crowd, payer, pausing, mode):
     with pausing.armed("after_seal") as pause:
         answer = crowd.start(ask, payer.deposit(mode), token=payer.token)
