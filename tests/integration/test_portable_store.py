@@ -68,15 +68,15 @@ def test_a_request_needs_no_partition_and_no_renewal(file, begin, mode, monkeypa
 def test_a_view_that_raised_is_undone_and_its_answer_recorded(file, begin, mode):
     alias, key = file.session(), f"raised {mode.value}"
     with connections[alias].cursor() as cursor:
-        cursor.execute("CREATE TABLE effect (n int)")
+        cursor.execute("CREATE TABLE raised_effect (n int)")
     execution = begin(alias, mode, key)
     with connections[alias].cursor() as cursor:
-        cursor.execute("INSERT INTO effect VALUES (1)")
+        cursor.execute("INSERT INTO raised_effect VALUES (1)")
     execution.undo()
     execution.finish(Outcome(402, lambda: CREATED))
-    assert file.ask("SELECT count(*) FROM effect", alias=alias) == 0
+    assert file.ask("SELECT count(*) FROM raised_effect", alias=alias) == 0
     assert begin(alias, mode, key).response == CREATED
-    file.do("DROP TABLE effect", alias=alias)
+    file.do("DROP TABLE raised_effect", alias=alias)
 
 
 @pytest.mark.parametrize(("stands", "verdict"), [(True, Verdict.FOUND), (False, Verdict.WAITED)])
