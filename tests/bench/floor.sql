@@ -2,6 +2,7 @@
 -- COMMITTED only, a bounded wait, a look before the insert (or replays queue) and one after it (or a rival that sealed
 -- meanwhile is missed), a view of the partitions that is not stale, and a seal that is fenced by the owner token.
 CREATE TABLE floor_key (LIKE idempotency_key INCLUDING CONSTRAINTS) PARTITION BY LIST (state);
+ALTER TABLE floor_key ALTER COLUMN sweeps SET DEFAULT 0;  -- which the floor knows nothing of
 
 CREATE TABLE floor_key_in_flight PARTITION OF floor_key (PRIMARY KEY (id)) FOR VALUES IN ('in_flight')
 WITH (

@@ -18,12 +18,12 @@ EMPTY, FILLED = "default", "filled"
 _FILL = """
 INSERT INTO idempotency_key (
     id, state, scope, key, fingerprint, fingerprint_scheme, mode, owner_token, attempts, claimed_at, sealed_at,
-    expires_at, response_status, response_headers, response_body
+    expires_at, response_status, response_headers, response_body, sweeps
 )
 SELECT
     gen_random_uuid(), 'sealed', 'user:5 bench.Atomic:POST', gen_random_uuid(), sha256(n::text::bytea), 1, 'atomic',
     gen_random_uuid(), 1, now(), now(), now() + n * interval '1 day' / %s, 201,
-    '[["Content-Type", "application/json"]]', convert_to(repeat('x', 100), 'UTF8')
+    '[["Content-Type", "application/json"]]', convert_to(repeat('x', 100), 'UTF8'), 0
 FROM generate_series(1, %s) AS n
 """
 
