@@ -363,6 +363,23 @@ def test_and_never_where_it_takes_none(workshop):
     assert held_because(workshop) == "the call 'authorise' ended in TimeoutError"
 
 
+def test_a_first_step_that_is_a_call_keeps_its_key_from_another_amount(workshop):
+    """Released, the next request would send another amount under the same derived key."""
+
+    def ask(op, *, amount):
+        op.call("authorise", workshop.send("authorise", TimeoutError()))
+
+    called = workshop.declare(ask, downstream_takes_keys=True)
+    with pytest.raises(OutcomeUnknown):
+        workshop.run(called, amount=5)
+    for _ in range(2):
+        with pytest.raises(KeyReused):
+            workshop.run(called, amount=6)
+        workshop.lapse()
+    assert workshop.record(called).progress.parameters == {"amount": 5}
+    assert len(workshop.sent) == 1
+
+
 def test_nor_once_the_other_side_may_have_forgotten_the_key(workshop):
     called = silent(workshop, downstream_takes_keys=True, downstream_retention=timedelta(milliseconds=1))
     with pytest.raises(OutcomeUnknown):

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 
 from django_idempotency.core.documents import as_document
 from django_idempotency.core.progress import Progress, Step, StepKind
-from django_idempotency.core.states import IdempotencyMode, Sealing, State
+from django_idempotency.core.states import IdempotencyMode, Sealing, Seen, State
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.storage import postgres
+from tests.support.crowds import Crowd
 from tests.support.keys import new_claim, rival_of
 from tests.unit.test_documents import json_values
 
@@ -351,6 +352,46 @@ def test_an_owner_that_falls_silent_before_the_commit_of_a_phase_loses_it_with_i
         advance(alone, claim, RESERVED, STARTED, lease=12.0)
         assert backend.laboratory.ask("SHOW idle_in_transaction_session_timeout", alias=alone.alias) == "12s"
     assert backend.laboratory.ask("SHOW idle_in_transaction_session_timeout", alias=alone.alias) == "0"
+
+
+WRITES = {
+    "advance": lambda keys, claim: advance(keys, claim, RESERVED, ANSWERED),
+    "hold": hold,
+    "take seen": lambda keys, claim: keys.store.take_seen(seen_of(keys, claim), uuid4(), lease=30.0) is not None,
+    "release seen": lambda keys, claim: keys.store.release_seen(seen_of(keys, claim), whatever_happened=True),
+}
+
+
+def seen_of(keys, claim):
+    return Seen(claim.id, claim.owner_token, row(keys, claim).lease_expires_at)
+
+
+@on_postgres
+@pytest.mark.parametrize("write", WRITES)
+def test_what_waited_for_a_row_that_was_just_sealed_changes_nothing(alone, rival, backend, write):
+    """SQLSTATE 40001: the row has moved to another partition while the statement waited for it."""
+    claim = begun(alone, RESERVED, STARTED, lease=EARLIEST)
+    with Crowd(1) as crowd:
+        with alone.atomic():
+            assert alone.seal(claim) is Sealing.SEALED
+            late = crowd.start(WRITES[write], rival, claim)
+            backend.laboratory.until_waiting()
+        assert late.result(20) is False
+    assert rival.store.find(claim.id).state is State.SEALED
+
+
+@on_postgres
+@pytest.mark.parametrize("write", ["advance", "hold"])
+def test_what_waited_for_a_take_over_changes_nothing(alone, rival, backend, write):
+    claim = begun(alone, RESERVED, STARTED, lease=EARLIEST)
+    with Crowd(1) as crowd:
+        with alone.atomic():
+            taken = take(alone)
+            late = crowd.start(WRITES[write], rival, claim)
+            backend.laboratory.until_waiting()
+        assert late.result(20) is False
+    left = rival.store.find(claim.id)
+    assert (left.owner_token, left.progress, left.held_reason) == (taken.owner_token, progress(RESERVED, STARTED), None)
 
 
 # --- SQLite alone ---
