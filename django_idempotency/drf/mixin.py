@@ -92,6 +92,18 @@ class _Guarded:
         return getattr(self._handler, name)
 
 
+class _Chosen(list[str]):
+    """The accepted methods of a view. Dispatch asks them for one right before it takes the handler."""
+
+    def __init__(self, methods: Iterable[str], before: Callable[[], None]) -> None:
+        super().__init__(methods)
+        self._before = before
+
+    def __contains__(self, method: object) -> bool:
+        self._before()
+        return super().__contains__(method)
+
+
 class IdempotencyMixin(_Base):
     """Makes the unsafe methods of an ``APIView`` or viewset safe to retry. Name it before the view class.
 
@@ -188,11 +200,18 @@ class IdempotencyMixin(_Base):
         return has_key(request) or type(self).get_idempotency_key is not IdempotencyMixin.get_idempotency_key
 
     def _guard_handlers(self, passage: _Passage, request: HttpRequest) -> None:
-        # All that act, since a view may choose another method than the present one: that which a header names, say.
-        for method in {*_ACTING, (request.method or "").lower()}:
-            handler = getattr(self, method, None) if method in self.http_method_names else None
-            if handler is not None:
-                setattr(self, method, _Guarded(handler, partial(self._guard, method, handler, passage)))
+        accepted = self.http_method_names
+
+        def guard() -> None:
+            # All that act: a view may choose another method than the present one, such as that which a header names.
+            for method in {*_ACTING, (request.method or "").lower()}:
+                handler = getattr(self, method, None) if method in accepted else None
+                if handler is not None and not isinstance(handler, _Guarded):
+                    setattr(self, method, _Guarded(handler, partial(self._guard, method, handler, passage)))
+
+        guard()
+        # Once more when dispatch chooses, since initial() may have put another handler there.
+        self.http_method_names = _Chosen(accepted, guard)
 
     def _guard(
         self, method: str, handler: Handler, passage: _Passage, request: Request, *args: Any, **kwargs: Any

@@ -58,6 +58,21 @@ class TestMethods:
         assert_replays(site.send(), first)
         assert (handler.entered, rows()) == (1, 1)
 
+    @classes
+    def test_put_there_by_initial(self, site, way):
+        handler = Handling(answers())
+
+        def initial(view, request, *args, **kwargs):
+            super(type(view), view).initial(request, *args, **kwargs)
+            view.post = view.post._handler
+
+        site.add(REST[way](handler, {}, initial=initial))
+        first = site.send()
+        assert first.status_code == 201
+        assert_replays(site.send(), first)
+        assert (handler.entered, rows()) == (1, 1)
+        assert site.send(method="TRACE").status_code == 405
+
     def test_one_handler_that_calls_another_one(self, site):
         handler = Handling(answers())
         cls = api_class(handler, {}).cls
