@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from . import renewal
 from .core.states import Claim, ClaimAnswer, IdempotencyMode, Record, Verdict
 from .storage import Store
-from .storage.transactions import Savepoint, begin_can_travel, savepoint_on, within_test_case
+from .storage.transactions import Savepoint, savepoint_on, within_test_case
 
 logger = logging.getLogger("django_idempotency")
 
@@ -227,15 +227,11 @@ class Atomic:
 class Leased:
     """The claim commits first, under a lease that is renewed while the owner lives; effect and seal follow, fenced."""
 
-    effect_follows = True
-    """Whether the transaction of the effect is the next one."""
-
     def __init__(self, store: Store, claim: Claim, transactions: RequestTransactions) -> None:
         self._store = store
         self._claim = claim
         self._transactions = transactions
         self._renewal: renewal.Renewal | None = None
-        self._visible = True
 
     @property
     def durable(self) -> bool:
@@ -243,17 +239,10 @@ class Leased:
 
     def claim(self) -> ClaimAnswer:
         self._transactions.commit()
-        connection = connections[self._store.alias]
-        refuse_outer_block(connection)
-        # Inside a TestCase another connection sees neither the claim nor its lease.
-        self._visible = not connection.in_atomic_block
-        if not (self.effect_follows and begin_can_travel(connection)):
-            return self._store.claim_committed(self._claim)
-        self._transactions.open(self._store.alias)
-        return self._store.claim_committed(self._claim, begin_next=True)
+        refuse_outer_block(connections[self._store.alias])
+        return self._store.claim_committed(self._claim)
 
     def take_over(self, record: Record) -> bool:
-        self._transactions.roll_back()
         return self._store.take_over(record, self._claim)
 
     def begin(self) -> None:
@@ -261,7 +250,8 @@ class Leased:
         self._transactions.reopen(self._store.alias)
 
     def _renew(self) -> None:
-        if self._store.renews_leases and self._visible:
+        # Inside a TestCase another connection sees neither the claim nor its lease.
+        if self._store.renews_leases and not connections[self._store.alias].in_atomic_block:
             claim = self._claim
             self._renewal = renewal.start(self._store.alias, claim.id, claim.owner_token, claim.lease)
 
@@ -300,8 +290,6 @@ class Phased(Leased):
 
     The view around it runs outside any transaction of ours: what it writes there commits by itself, unfenced.
     """
-
-    effect_follows = False
 
     def begin(self) -> None:
         self._renew()

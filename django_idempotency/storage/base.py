@@ -31,11 +31,8 @@ class Store(Protocol):
         """Own the key or learn who does. ``savepoint`` is a statement that travels along, after the claim."""
         ...
 
-    def claim_committed(self, claim: Claim, *, begin_next: bool = False) -> ClaimAnswer:
-        """Claim in a READ COMMITTED transaction of its own, whatever the session's default is.
-
-        :param begin_next: a block is open that has yet to begin. It does, after the claim, in the same round trip.
-        """
+    def claim_committed(self, claim: Claim) -> ClaimAnswer:
+        """Claim in a READ COMMITTED transaction of its own, whatever the session's default is."""
         ...
 
     def take_over(self, record: Record, claim: Claim) -> bool:

@@ -57,7 +57,7 @@ class PortableStore:
             return ClaimAnswer(Verdict.FOUND if standing else Verdict.WAITED, standing)
         return ClaimAnswer(Verdict.CLAIMED)
 
-    def claim_committed(self, claim: Claim, *, begin_next: bool = False) -> ClaimAnswer:  # noqa: ARG002
+    def claim_committed(self, claim: Claim) -> ClaimAnswer:
         with transaction.atomic(using=self.alias):
             return self.claim(claim, limit_silence=False, savepoint=None)
 

@@ -85,38 +85,31 @@ class PostgresStore:
         self.alias = alias
 
     def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
-        begin = "BEGIN" if savepoint is not None and awaits_begin(connections[self.alias]) else None
-        return self._claim(claim, limit_silence=limit_silence, before=begin, after=savepoint)
-
-    def _claim(
-        self, claim: Claim, *, limit_silence: bool = False, before: str | None = None, after: str | None = None
-    ) -> ClaimAnswer:
+        begins = savepoint is not None and awaits_begin(connections[self.alias])
         statement = _claim_statement(
-            before=before,
+            begins=begins,
             scheme=claim.fingerprint_scheme,
             mode=claim.mode.value,
             lease=claim.lease,
             max_wait=claim.max_wait,
             limit_silence=limit_silence,
-            after=after,
+            savepoint=savepoint,
         )
         arguments = (claim.id, claim.scope, claim.key, claim.fingerprint, claim.owner_token)
-        answer: str = (self._value_after_begin if before else self._value)(statement, arguments)
+        answer: str = (self._value_after_begin if begins else self._value)(statement, arguments)
         if answer.startswith("{"):
             return ClaimAnswer(Verdict.FOUND, _record(claim.id, answer))
         return ClaimAnswer(Verdict(answer))
 
-    def claim_committed(self, claim: Claim, *, begin_next: bool = False) -> ClaimAnswer:
-        if begin_next:
-            return self._claim(claim, before="BEGIN ISOLATION LEVEL READ COMMITTED", after="COMMIT; BEGIN")
+    def claim_committed(self, claim: Claim) -> ClaimAnswer:
         # In autocommit, a statement is a transaction of its own, in most projects a READ COMMITTED one.
-        answer = self._claim(claim)
+        answer = self.claim(claim, limit_silence=False, savepoint=None)
         connection = connections[self.alias]
         if answer.verdict is not Verdict.WRONG_ISOLATION or connection.in_atomic_block:
             return answer
         with transaction.atomic(using=self.alias), connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            return self._claim(claim)
+            return self.claim(claim, limit_silence=False, savepoint=None)
 
     def take_over(self, record: Record, claim: Claim) -> bool:
         arguments = (
@@ -227,20 +220,13 @@ def renewable(connection: Any) -> bool:
 
 @lru_cache
 def _claim_statement(
-    *,
-    before: str | None,
-    scheme: int,
-    mode: str,
-    lease: float,
-    max_wait: float,
-    limit_silence: bool,
-    after: str | None,
+    *, begins: bool, scheme: int, mode: str, lease: float, max_wait: float, limit_silence: bool, savepoint: str | None
 ) -> str:
     claim = (
         "SELECT idempotency_claim_v1(%s, %s, %s, %s, %s, "
         f"{scheme}::smallint, '{mode}', {lease}, {max_wait}, {limit_silence})"
     )
-    return "; ".join(filter(None, (before, claim, after)))
+    return "; ".join(filter(None, ("BEGIN" if begins else None, claim, savepoint)))
 
 
 @lru_cache

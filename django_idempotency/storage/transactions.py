@@ -82,36 +82,27 @@ Savepoint = TravellingSavepoint | NestedSavepoint
 
 def savepoint_on(connection: BaseDatabaseWrapper, *, travelling: bool = True) -> Savepoint:
     """The cheapest savepoint that this connection can set."""
-    if not (travelling and _takes_several(connection)):
+    if (
+        not travelling
+        or connection.vendor != "postgresql"
+        or connection.settings_dict["OPTIONS"].get("server_side_binding")
+        # They may add statements of their own, and then take the answer of the last one for ours (pghistory does).
+        or connection.execute_wrappers
+    ):
         return NestedSavepoint(connection)
     if not (hasattr(connection, "run_on_commit") and hasattr(connection, "savepoint_ids")):
         return NestedSavepoint(connection)
     return TravellingSavepoint(connection)
 
 
-def _takes_several(connection: BaseDatabaseWrapper) -> bool:
-    """Whether several statements can share a round trip, and the answer that comes is the one to ours."""
-    return (
-        connection.vendor == "postgresql"
-        and not connection.settings_dict["OPTIONS"].get("server_side_binding")
-        # They may add statements of their own, and then take the answer of the last one for ours (pghistory does).
-        and not connection.execute_wrappers
-    )
-
-
-def begin_can_travel(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a block that is opened next can leave its BEGIN to a statement that we send."""
-    return not connection.in_atomic_block and _takes_several(connection) and _begins_plainly(connection.connection)
-
-
 def awaits_begin(connection: BaseDatabaseWrapper) -> bool:
     """Whether the driver has yet to begin the open transaction, and would send no more than BEGIN for it."""
     driver: Any = connection.connection
-    return _begins_plainly(driver) and not driver.autocommit and driver.pgconn.transaction_status == _IDLE
-
-
-def _begins_plainly(driver: Any) -> bool:
-    return hasattr(driver, "_autocommit") and driver.isolation_level is driver.read_only is driver.deferrable is None
+    return (
+        getattr(driver, "_autocommit", None) is False
+        and driver.pgconn.transaction_status == _IDLE
+        and driver.isolation_level is driver.read_only is driver.deferrable is None
+    )
 
 
 @contextmanager
