@@ -96,7 +96,8 @@ SETTINGS: dict[str, Setting] = {
     "RENEWAL_CAP": Setting(
         timedelta(minutes=15),
         FIELD_VALIDATORS["lease"],
-        "How long after its claim a lease is still renewed, so that a hung view cannot hold a key for ever.",
+        "How long after its claim a lease is still renewed, and how long its transaction may be silent, so that a hung "
+        "view holds neither key nor rows for ever.",
     ),
     "STALE_AFTER": Setting(
         timedelta(seconds=20),

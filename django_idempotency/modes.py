@@ -247,6 +247,13 @@ class Leased:
 
     def begin(self) -> None:
         self._renew()
+        self._reopen()
+
+    def _reopen(self) -> None:
+        self._transactions.open(self._store.alias)
+        if self.durable:
+            # Ahead of what the project does there, so that it travels with the BEGIN.
+            self._store.limit_silence(renewal.longest_silence(self._claim.lease))
         self._transactions.reopen(self._store.alias)
 
     def _renew(self) -> None:
@@ -257,7 +264,7 @@ class Leased:
 
     def undo(self) -> None:
         self._transactions.roll_back()
-        self._transactions.reopen(self._store.alias)
+        self._reopen()
 
     def before_seal(self) -> None:
         if self._renewal is not None:

@@ -45,6 +45,15 @@ class Renewal:
         _renewer.remove(self)
 
 
+def longest_silence(lease: float) -> float:
+    """Seconds without a statement after which the transaction of a renewed owner is ended.
+
+    Suspended, or cut off with its host, it would keep rows locked from whoever takes over. As long as its lease may be
+    renewed it may also just be computing.
+    """
+    return max(lease, current().RENEWAL_CAP.total_seconds())
+
+
 def start(alias: str, id: UUID, owner_token: UUID, lease: float) -> Renewal:
     """Renew a lease of ``lease`` seconds until it is stopped, lost, or RENEWAL_CAP has passed."""
     give_up_at = time.monotonic() + current().RENEWAL_CAP.total_seconds()

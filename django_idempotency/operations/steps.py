@@ -25,6 +25,7 @@ from ..core.progress import Progress, Step, StepKind
 from ..core.states import Record, RecordedResponse, State
 from ..failpoints import hit
 from ..phasing import PhasedKey, Unanswered
+from ..renewal import longest_silence
 from ..storage.transactions import within_test_case
 from .answers import Answer, CallInTransaction, Declined, MayNotSendAgain, Misused, OperationChanged
 
@@ -217,6 +218,8 @@ class Op:
         durable, complete = self._autocommits, False
         try:
             with transaction.atomic(using=self._key.store.alias, durable=True):
+                if durable:
+                    self._key.store.limit_silence(longest_silence(self._key.claim.lease))
                 yield durable
                 complete = True
         except Exception as error:

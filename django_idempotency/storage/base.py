@@ -35,6 +35,10 @@ class Store(Protocol):
         """Claim in a READ COMMITTED transaction of its own, whatever the session's default is."""
         ...
 
+    def limit_silence(self, seconds: float) -> None:
+        """End the open transaction when its client sends no statement for so long, unless it is to end sooner."""
+        ...
+
     def take_over(self, record: Record, claim: Claim) -> bool:
         """Own a lapsed claim, if it is still the one that ``record`` shows."""
         ...

@@ -61,6 +61,9 @@ class PortableStore:
         with transaction.atomic(using=self.alias):
             return self.claim(claim, limit_silence=False, savepoint=None)
 
+    def limit_silence(self, seconds: float) -> None:
+        """There is no such limit. A process that dies frees the file, and one that hangs has to be killed."""
+
     def take_over(self, record: Record, claim: Claim) -> bool:
         now = timezone.now()
         seen = self._keys.filter(

@@ -8,6 +8,7 @@ successor carries the next version.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -110,6 +111,13 @@ class PostgresStore:
         with transaction.atomic(using=self.alias), connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             return self.claim(claim, limit_silence=False, savepoint=None)
+
+    def limit_silence(self, seconds: float) -> None:
+        connection = connections[self.alias]
+        begins = awaits_begin(connection) and not connection.execute_wrappers
+        with bringing_begin(connection) if begins else nullcontext(), connection.cursor() as cursor:
+            # Without parameters, so that server-side binding lets two statements through.
+            cursor.execute(f"{'BEGIN; ' if begins else ''}SELECT idempotency_limit_silence_v1({seconds})")
 
     def take_over(self, record: Record, claim: Claim) -> bool:
         arguments = (

@@ -126,7 +126,7 @@ _PASSING = {
     "40P01": "it was in a deadlock with another transaction",
     "55P03": "it waited too long for a lock",
     "57014": "a statement of it was cancelled, or ran into statement_timeout",
-    "25P03": "it was silent for longer than its lease; where that is usual, raise the lease or use LEASED mode",
+    "25P03": "it was silent for too long; raise what limits that: its lease in ATOMIC mode, RENEWAL_CAP otherwise",
 }
 
 

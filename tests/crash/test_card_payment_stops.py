@@ -14,10 +14,11 @@ from example_project.processor import Fault
 from tests.support.card_payments import CardPayer, let_time_pass
 from tests.support.servers import workers_of
 from tests.support.shops import PLACES, assert_told_the_truth, in_flight, shop
-from tests.support.waiting import eventually, until_waiting
+from tests.support.waiting import eventually
 
 LEASE = 1.0
-"""In seconds. The database ends a transaction that is silent for so long."""
+"""In seconds, and as long as it is renewed: the database ends a transaction that is silent for so long, and rows that
+whoever takes over needs are free."""
 
 SENDING = tuple(place for place in PLACES if place.endswith("/authorise") and "call" in place)
 RELEASING = ("before_release", "after_release")
@@ -25,17 +26,18 @@ UNCLAIMED = ("before_claim",)
 SEALED = ("after_commit", "after_effect")
 """Places at which the owner's work is there to stay."""
 
-# Of those that are suspended with a row that others need, there are tests below.
-BY_SWEEPERS = ("after_taken", "after_looked_up/authorise", *SENDING, "after_seal", "after_commit")
+BY_SWEEPERS = ("after_taken", "after_looked_up/authorise", *SENDING, "before_seal", "after_seal", "after_commit")
 BEFORE_THE_END = tuple(
     place for place in PLACES if place not in (*UNCLAIMED, *SEALED, "after_taken", "after_looked_up/authorise")
 )
-BY_WORKERS = tuple(place for place in PLACES if place not in (*BY_SWEEPERS[:2], "before_seal"))
+BY_WORKERS = tuple(place for place in PLACES if place not in BY_SWEEPERS[:2])
 
 
 @pytest.fixture(scope="module")
 def site(django_db_setup, shared_processor, tmp_path_factory):
-    with shop(shared_processor, tmp_path_factory.mktemp("stops"), "stop", lease=LEASE, workers=3) as site:
+    with shop(
+        shared_processor, tmp_path_factory.mktemp("stops"), "stop", lease=LEASE, renewal_cap=LEASE, workers=3
+    ) as site:
         yield site
 
 
@@ -156,35 +158,3 @@ def taking(site, taken):
     sweep = site.sweepers.start()
     eventually(lambda: taken.reached or sweep.ended, "it takes over or ends")
     return sweep if taken.reached else None
-
-
-def test_a_worker_suspended_with_the_row_that_the_sweeper_needs(site, wake, crowd, committed, control):
-    """The key has changed hands, the row of the payment has not: it is free when the old owner is undone."""
-    payer = CardPayer()
-    with site.failpoints.armed("before_seal") as stop:
-        stopped = crowd.start(site.pay, payer)
-        stop.wait()
-        let_time_pass()
-        sweeping = site.sweepers.start()
-        until_waiting(containing="payments_cardpayment")
-        wake()
-        late = stopped.result(30)
-    assert (late.status, late.problem) == (409, "lease-lost")
-    assert sweeping.wait() == 0
-    assert list(sweeping.fates.values()) == ["finished"]
-    assert_told_the_truth(site, payer)
-
-
-def test_a_sweeper_suspended_with_the_row_that_another_one_needs(site, held):
-    payer = held(False)
-    with site.failpoints.armed("before_seal") as stop:
-        stopped = site.sweepers.start()
-        stop.wait()
-        let_time_pass()
-        sweeping = site.sweepers.start()
-        until_waiting(containing="payments_cardpayment")
-        os.kill(stopped.pid, signal.SIGCONT)
-        assert stopped.wait() == sweeping.wait() == 0
-    assert list(stopped.fates.values()) == ["postponed"]
-    assert list(sweeping.fates.values()) == ["finished"]
-    assert_told_the_truth(site, payer)

@@ -27,10 +27,11 @@ def stopping(tmp_path_factory):
 
 
 @contextmanager
-def served_with_leases_of(seconds, stopping):
+def served_with_leases_of(seconds, stopping, renewal_cap=900):
     environment = {
         "IDEMPOTENCY_FAILPOINTS": stopping.specification,
         "IDEMPOTENCY_LEASE": str(seconds),
+        "IDEMPOTENCY_RENEWAL_CAP": str(renewal_cap),
         **ONE_REQUEST_A_PROCESS,
     }
     with served(environment, workers=3, threads=1) as api:
@@ -135,4 +136,19 @@ def test_a_take_over_waits_for_the_rows_that_the_old_owner_holds(django_db_setup
         late = stopped.result(30)
         assert second.result(30).status == 201
     assert (late.status, late.problem) == (409, "lease-lost")
+    assert effects(request) == 1
+
+
+def test_rows_of_an_owner_that_stays_suspended_are_free_once_its_lease_is_renewed_no_more(
+    django_db_setup, stopping, crowd, payer
+):
+    request = payer.charge(IdempotencyMode.LEASED)
+    with served_with_leases_of(1, stopping, renewal_cap=2) as api, stopping.armed("after_effect") as stop:
+        stopped = crowd.start(call, api.address, request, token=payer.token)
+        stop.wait()
+        second = come_back(api, request, payer.token)
+        assert (second.status, second.replayed, effects(request)) == (201, False, 1)
+        wake_workers_of(api)
+        late = stopped.result(30)
+    assert (late.status, late.problem) == (503, "transaction-conflict")
     assert effects(request) == 1

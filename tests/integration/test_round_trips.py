@@ -119,9 +119,9 @@ def test_a_fresh_request_in_atomic_mode_claims_in_one_and_seals_in_another(send,
     assert trips == [["BEGIN", "claim", "SAVEPOINT"], [EFFECT], ["seal"], ["COMMIT"]]
 
 
-def test_a_fresh_request_in_leased_mode_claims_in_a_transaction_of_one_statement(send, way):
+def test_a_fresh_request_in_leased_mode_claims_in_a_transaction_of_its_own(send, way):
     trips = send(way(IdempotencyMode.LEASED))
-    assert trips == [["claim"], ["BEGIN"], [EFFECT], ["seal"], ["COMMIT"]]
+    assert trips == [["claim"], ["BEGIN", "limit_silence"], [EFFECT], ["seal"], ["COMMIT"]]
 
 
 def test_a_replay_is_one_statement(send, way):
@@ -131,10 +131,12 @@ def test_a_replay_is_one_statement(send, way):
     assert send(leased, key=key) == [["claim"]]
 
 
-def test_a_released_key_costs_the_rollback_and_in_leased_mode_the_claim(send, way):
+def test_a_released_key_costs_the_rollback_and_in_leased_mode_a_transaction_more(send, way):
     assert send(way(IdempotencyMode.ATOMIC), query="?refuse") == [["BEGIN", "claim", "SAVEPOINT"], ["ROLLBACK"]]
     assert send(way(IdempotencyMode.LEASED), query="?refuse") == [
         ["claim"],
+        ["BEGIN", "limit_silence"],
+        ["ROLLBACK"],
         ["DELETE FROM idempotency_key_in_flight"],
     ]
 
@@ -147,7 +149,7 @@ def test_without_a_key_a_request_is_as_if_unprotected(send, way, mode):
 def test_what_atomic_requests_gave_is_one_pair_still(send, way, atomic_requests):
     assert send(Plain.as_view()) == [["BEGIN"], [EFFECT], ["COMMIT"]]
     assert send(way(IdempotencyMode.ATOMIC)) == [["BEGIN", "claim", "SAVEPOINT"], [EFFECT], ["seal"], ["COMMIT"]]
-    assert send(way(IdempotencyMode.LEASED)) == [["claim"], ["BEGIN"], [EFFECT], ["seal"], ["COMMIT"]]
+    assert send(way(IdempotencyMode.LEASED)) == [["claim"], ["BEGIN", "limit_silence"], [EFFECT], ["seal"], ["COMMIT"]]
 
 
 def test_a_transaction_that_authentication_began_carries_the_claim_or_costs_a_pair(send, atomic_requests):
@@ -165,7 +167,7 @@ def test_a_transaction_that_authentication_began_carries_the_claim_or_costs_a_pa
         [LOOK],
         ["COMMIT"],
         ["claim"],
-        ["BEGIN"],
+        ["BEGIN", "limit_silence"],
         [EFFECT],
         ["seal"],
         ["COMMIT"],
@@ -182,7 +184,7 @@ def test_with_server_side_binding_nothing_travels(send, way, server_side_binding
         ["RELEASE SAVEPOINT"],
         ["COMMIT"],
     ]
-    assert send(way(IdempotencyMode.LEASED)) == [["claim"], ["BEGIN"], [EFFECT], ["seal"], ["COMMIT"]]
+    assert send(way(IdempotencyMode.LEASED)) == [["claim"], ["BEGIN", "limit_silence"], [EFFECT], ["seal"], ["COMMIT"]]
 
 
 def test_how_far_the_partitions_reach_is_asked_beside_the_request(send, way):

@@ -1,5 +1,11 @@
 """Settings of the servers that tests start: the example's, with a route for each mode."""
 
-from example_project.settings import *  # noqa: F403
+from datetime import timedelta
 
+from example_project.settings import *  # noqa: F403
+from example_project.settings import IDEMPOTENCY, env
+
+IDEMPOTENCY = IDEMPOTENCY | {
+    "RENEWAL_CAP": timedelta(seconds=env.float("IDEMPOTENCY_RENEWAL_CAP", default=900)),
+}
 ROOT_URLCONF = "tests.support.charges_urls"

@@ -58,6 +58,7 @@ def shop(
     action: str,
     *,
     lease: float = 30.0,
+    renewal_cap: float = 900.0,
     patience: float = 10.0,
     workers: int = 2,
 ) -> Iterator[Shop]:
@@ -69,6 +70,7 @@ def shop(
         "IDEMPOTENCY_FAILPOINTS_ENABLED": "true",
         "IDEMPOTENCY_FAILPOINTS": failpoints.specification,
         "IDEMPOTENCY_LEASE": str(lease),
+        "IDEMPOTENCY_RENEWAL_CAP": str(renewal_cap),
         "PROCESSOR_URL": processor.url,
         "PROCESSOR_TIMEOUT": str(patience),
     }
