@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -51,7 +52,8 @@ def longest_silence(lease: float) -> float:
     Suspended, or cut off with its host, it would keep rows locked from whoever takes over. As long as its lease may be
     renewed it may also just be computing.
     """
-    return max(lease, current().RENEWAL_CAP.total_seconds())
+    cap: timedelta = current().RENEWAL_CAP
+    return max(lease, cap.total_seconds())
 
 
 def start(alias: str, id: UUID, owner_token: UUID, lease: float) -> Renewal:

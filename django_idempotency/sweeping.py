@@ -7,7 +7,7 @@ their time. Other systems are asked outside any transaction.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
@@ -192,6 +192,12 @@ def _look_up(key: PhasedKey, definition: Definition, progress: Progress, open_ca
 def _definition(record: Record) -> Definition | None:
     discover()
     return registry.get(record.progress.operation) if record.progress else None
+
+
+def declared() -> Iterable[Definition]:
+    """All operations of the project."""
+    discover()
+    return registry
 
 
 @cache

@@ -15,11 +15,12 @@ from django.core.checks import CheckMessage, Tags, register
 from ..conf import current, problems
 from . import databases as asked, settings as configured, views as written
 from .ids import IDS, found
+from .operations import operations
 from .terms import protections_of, terms_of, views_in_use
 
 TAG = "idempotency"
 
-__all__ = ["IDS", "TAG", "check_databases", "check_deployment", "check_settings", "check_views"]
+__all__ = ["IDS", "TAG", "check_databases", "check_deployment", "check_operations", "check_settings", "check_views"]
 
 
 @register(TAG)
@@ -48,6 +49,11 @@ def check_views(**_: Any) -> list[CheckMessage]:
         *written.shared_names(protections),
         *written.template_response_middleware(protections),
     ]
+
+
+@register(TAG)
+def check_operations(**_: Any) -> list[CheckMessage]:
+    return [] if problems() else list(operations())
 
 
 @register(TAG, deploy=True)

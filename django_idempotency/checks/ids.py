@@ -34,6 +34,8 @@ IDS: dict[str, str] = {
     "E036": "Partitions do not cover the retention, and this role cannot make them.",
     "W037": "Partitions end soon, or are left to the next request to make.",
     "W038": "A duplicate may wait so long that the owner of its key becomes the victim of a deadlock.",
+    "W040": "A call of an operation may take longer than its lease is renewed.",
+    "W041": "A call that has no answer becomes a person's before a sweeper comes to it.",
 }
 """By the end of the id (``django_idempotency.E001``). E stops ``check`` and whatever runs it; W does not."""
 

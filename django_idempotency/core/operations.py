@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -125,6 +125,9 @@ class Registry:
 
     def get(self, name: str) -> Definition | None:
         return self._definitions.get(name)
+
+    def __iter__(self) -> Iterator[Definition]:
+        return iter(list(self._definitions.values()))
 
 
 def _origin(definition: Definition) -> str:

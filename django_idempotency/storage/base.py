@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any, Protocol
 from uuid import UUID
 
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State
+
+logger = logging.getLogger("django_idempotency")
 
 NEVER = datetime(9999, 1, 1, tzinfo=timezone.utc)
 """When a sweeper takes up what is for a person. Not infinity, which Python has no date for."""
@@ -66,8 +69,8 @@ class Store(Protocol):
         ...
 
     def stale(self, limit: int, *, stale_after: float) -> list[Record]:
-        """Claims that a sweeper may take over, the longest lapsed first. ``stale_after`` is for those without their
-        own."""
+        """Claims that a sweeper may take over and that can be read, the longest lapsed first. ``stale_after`` is for
+        those without their own."""
         ...
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
@@ -90,6 +93,17 @@ class Store(Protocol):
     def find(self, id: UUID) -> Record | None:
         """What is recorded, expired or not: proof of what was committed, not an answer to a claim."""
         ...
+
+
+def readable(alias: str, records: Iterable[tuple[UUID, Callable[[], Record]]]) -> list[Record]:
+    """Those that can be read; of the others the log tells."""
+    read = []
+    for number, record in records:
+        try:
+            read.append(record())
+        except Exception:
+            logger.exception("%s on %r cannot be read. Another release may have written it.", number, alias)
+    return read
 
 
 COLUMNS = (

@@ -8,6 +8,7 @@ deletion in batches.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
@@ -18,7 +19,7 @@ from django.utils import timezone
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State, Verdict
 from ..models import IdempotencyKey
-from .base import COLUMNS, NEVER, record_from
+from .base import COLUMNS, NEVER, readable, record_from
 
 
 class PortableStore:
@@ -146,8 +147,8 @@ class PortableStore:
 
     def stale(self, limit: int, *, stale_after: float) -> list[Record]:
         now = timezone.now()
-        records = (_record(row, now) for row in self._stale(limit, stale_after, now))
-        return [record for record in records if record is not None]
+        rows = self._stale(limit, stale_after, now)
+        return readable(self.alias, [(row.id, partial(_record, row, now)) for row in rows])
 
     def _stale(self, limit: int, stale_after: float, now: datetime) -> list[IdempotencyKey]:
         due = Q(sweep_after=None) | Q(sweep_after__lte=now)
@@ -175,11 +176,11 @@ class PortableStore:
         return timezone.now().timestamp()
 
     def find(self, id: UUID) -> Record | None:
-        return _record(self._keys.filter(id=id).first(), timezone.now())
+        return _found(self._keys.filter(id=id), timezone.now())
 
     def _standing(self, id: UUID, now: datetime) -> Record | None:
         present = Q(state=State.IN_FLIGHT.value) | Q(expires_at__gt=now)
-        return _record(self._keys.filter(present, id=id).first(), now)
+        return _found(self._keys.filter(present, id=id), now)
 
     def _owned(self, id: UUID, owner_token: UUID) -> models.QuerySet[IdempotencyKey]:
         return self._keys.filter(id=id, state=State.IN_FLIGHT.value, owner_token=owner_token)
@@ -209,8 +210,11 @@ def _stale_at(row: IdempotencyKey, stale_after: float) -> datetime:
     )
 
 
-def _record(row: IdempotencyKey | None, now: datetime) -> Record | None:
-    if row is None:
-        return None
+def _found(keys: models.QuerySet[IdempotencyKey], now: datetime) -> Record | None:
+    row = keys.first()
+    return None if row is None else _record(row, now)
+
+
+def _record(row: IdempotencyKey, now: datetime) -> Record:
     lease_left = (row.lease_expires_at - now).total_seconds() if row.lease_expires_at else None
     return record_from({column: getattr(row, column) for column in COLUMNS}, lease_left)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from django.db import OperationalError, connections, transaction
 
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Seen, Verdict
-from .base import NEVER, record_from
+from .base import NEVER, readable, record_from
 from .transactions import awaits_begin, bringing_begin, sqlstate, transaction_on
 
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
@@ -162,7 +162,7 @@ class PostgresStore:
     def stale(self, limit: int, *, stale_after: float) -> list[Record]:
         with connections[self.alias].cursor() as cursor:
             cursor.execute(_LIST_STALE, (stale_after, limit))
-            return [_record(row[0], row[1]) for row in cursor.fetchall()]
+            return readable(self.alias, [(row[0], partial(_record, row[0], row[1])) for row in cursor.fetchall()])
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
         # Meeting one that its owner is just sealing says nothing about those behind it.

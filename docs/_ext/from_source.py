@@ -164,6 +164,7 @@ _GROUPS = {
     "01": "",
     "02": "Views",
     "03": "Databases, when they are asked",
+    "04": "Operations",
 }
 
 

@@ -617,6 +617,9 @@ def test_a_record_that_cannot_be_read_does_not_stop_the_others(workshop, caplog)
     unreadable = stuck(workshop, [TimeoutError()])
     workshop.change(steps=[{"name": "x", "kind": "dance"}], lease_expires_at=timezone.now() - timedelta(days=1))
     claim = workshop.abandoned(unreadable)
+    assert [record.id for record in sweeping.stale(workshop.alias, limit=9)] == [claim.id]
+    assert "cannot be read" in caplog.text
+    caplog.clear()
     assert [(swept.id, swept.fate) for swept in workshop.sweep()] == [(claim.id, Fate.RELEASED)]
     assert "cannot be read" in caplog.text
 
