@@ -15,7 +15,7 @@ from django.db import Error as DatabaseFailure, router
 
 from . import retention
 from .conf import current
-from .core.errors import Held, InProgress, KeyReused, StoreUnavailable
+from .core.errors import Held, InProgress, KeyExpired, KeyReused, StoreUnavailable
 from .core.fingerprint import SCHEME, Content, fingerprint
 from .core.keys import record_id
 from .core.operations import may_send_again, registry
@@ -88,11 +88,14 @@ class Execution:
             mode=policy.mode,
             lease=policy.lease.total_seconds(),
             max_wait=policy.max_wait.total_seconds(),
+            refuse_expired_for=tombstones.total_seconds() if (tombstones := current().TOMBSTONES) else 0.0,
         )
         mode = MODES[policy.mode](store, claim, self.transactions)
         answer = mode.claim()
         if answer.verdict is Verdict.WAITED:
             raise InProgress
+        if answer.verdict is Verdict.EXPIRED:
+            raise KeyExpired
         if answer.verdict is Verdict.WRONG_ISOLATION:
             raise StoreUnavailable(
                 "a claim needs READ COMMITTED; use IdempotencyMode.LEASED under another isolation level"
