@@ -125,7 +125,7 @@ def _carry_out(connection: BaseDatabaseWrapper, tree: Tree, decision: Decision, 
         if state in _HOPELESS or is_lost(state):
             raise
         # One that cannot go (somebody's view may depend on it) must not keep the others.
-        return _told(decision.leaf, Fate.LEFT, f"{error}".strip())
+        return _told(decision.leaf, Fate.LEFT, _said(error))
 
 
 class _Removal:
@@ -223,11 +223,16 @@ class _Removal:
     def _obstacle(self, error: DatabaseFailure) -> str:
         oldest = steps.oldest_transaction(self._connection, self._tree, self._leaf.name)
         if oldest is None:
-            return f"{error}".strip()
+            return _said(error)
         return f"the transaction of backend {oldest[0]}, open for {oldest[1]:.0f} s, has used the table"
 
     def _ended(self, fate: Fate, reason: str) -> Pruned:
         return replace(_told(self._leaf, fate, reason), buried=self._buried)
+
+
+def _said(error: DatabaseFailure) -> str:
+    """In one line, and without the server's hint, which is to drop what depends on a leaf as well."""
+    return " ".join(f"{error}".partition("HINT:")[0].split())
 
 
 # --- rows, where there are no partitions ---

@@ -54,9 +54,8 @@ def test_a_session_in_another_zone_comes_to_the_same(offset):
     zone = timezone(timedelta(hours=offset))
     for ended in (MARGIN, MARGIN - TICK):
         one = leaf(ended)
-        shown = replace(
-            one, interval=Interval(one.interval.lower.astimezone(zone), one.interval.upper.astimezone(zone))
-        )
+        lower, upper = (bound.astimezone(zone) for bound in (one.interval.lower, one.interval.upper))
+        shown = replace(one, interval=Interval(lower, upper))
         assert plan_of(shown, NOW.astimezone(zone)) is plan_of(one)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import problems
-from .. import partitions, sweep
+from .. import partitions, prune, sweep
 
-SUBCOMMANDS: dict[str, ModuleType] = {"partitions": partitions, "sweep": sweep}
+SUBCOMMANDS: dict[str, ModuleType] = {"partitions": partitions, "prune": prune, "sweep": sweep}
 """A subcommand is a module with a docstring, ``add_arguments(parser)`` and ``run(command, options)``."""
 
 
