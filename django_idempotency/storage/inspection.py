@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..conf import current
 from ..core.intervals import reach_of
 from .partitions import covered
 from .schema import FUNCTIONS
@@ -39,7 +40,8 @@ SELECT
 """
 
 _MISSING = """
-SELECT 'the partitioned table ' || name FROM unnest(ARRAY['idempotency_key', 'idempotency_key_sealed']) AS name
+SELECT 'the partitioned table ' || name
+FROM unnest(ARRAY['idempotency_key', 'idempotency_key_sealed', 'idempotency_tombstone']) AS name
 WHERE NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass(name) AND c.relkind = 'p')
 UNION ALL
 SELECT 'the table idempotency_key_in_flight' WHERE to_regclass('idempotency_key_in_flight') IS NULL
@@ -54,9 +56,10 @@ FROM (VALUES
     ('SELECT', 'idempotency_key'), ('UPDATE', 'idempotency_key'),
     ('SELECT', 'idempotency_key_in_flight'), ('INSERT', 'idempotency_key_in_flight'),
     ('UPDATE', 'idempotency_key_in_flight'), ('DELETE', 'idempotency_key_in_flight'),
-    ('SELECT', 'idempotency_key_sealed'), ('DELETE', 'idempotency_key_sealed')
+    ('SELECT', 'idempotency_key_sealed'), ('DELETE', 'idempotency_key_sealed'),
+    ('SELECT', 'idempotency_tombstone')
 ) AS needed (privilege, relation)
-WHERE NOT has_table_privilege(needed.relation, needed.privilege)
+WHERE NOT has_table_privilege(needed.relation, needed.privilege) AND (relation <> 'idempotency_tombstone' OR %s)
 """
 
 _MAY_CREATE = """
@@ -78,7 +81,7 @@ def layout(connection: BaseDatabaseWrapper) -> Layout:
         missing = tuple(row[0] for row in cursor.fetchall())
         if missing:
             return Layout(missing, (), may_create=False)
-        cursor.execute(_DENIED)
+        cursor.execute(_DENIED, (current().TOMBSTONES is not None,))
         denied = tuple(row[0] for row in cursor.fetchall())
         cursor.execute(_MAY_CREATE)
         return Layout((), denied, may_create=cursor.fetchone()[0])
