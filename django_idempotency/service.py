@@ -23,9 +23,10 @@ from .core.policy import ResolvedPolicy
 from .core.states import Claim, IdempotencyMode, Record, RecordedResponse, State, Verdict
 from .failpoints import hit
 from .models import IdempotencyKey
-from .modes import MODES, Mode, RequestTransactions
+from .modes import MODES, Mode
 from .ownership import Outcome, TransactionalKey, kind
 from .phasing import PhasedKey, current_key
+from .request_transactions import RequestTransactions
 from .storage import Store, store_for
 
 logger = logging.getLogger("django_idempotency")

@@ -12,8 +12,8 @@ from django_idempotency import IdempotencyMode, IdempotencyPolicy, retention
 from django_idempotency.conf import current
 from django_idempotency.core.errors import StoreUnavailable
 from django_idempotency.core.fingerprint import Content, EmptyBody
-from django_idempotency.modes import RequestTransactions
 from django_idempotency.ownership import Outcome
+from django_idempotency.request_transactions import RequestTransactions
 from django_idempotency.service import Execution, Intent
 from tests.support.keys import CREATED
 from tests.support.modes import TRANSACTIONAL

@@ -17,8 +17,8 @@ from django_idempotency.core.fingerprint import Content, EmptyBody
 from django_idempotency.core.intervals import Interval, plan, reach_of
 from django_idempotency.core.keys import record_id
 from django_idempotency.core.states import State, Verdict
-from django_idempotency.modes import RequestTransactions
 from django_idempotency.ownership import Outcome
+from django_idempotency.request_transactions import RequestTransactions
 from django_idempotency.retention import ensure_leaf, make_ahead
 from django_idempotency.service import Execution, Intent
 from django_idempotency.storage import partitions
