@@ -68,12 +68,15 @@ class PortableStore:
             state=State.IN_FLIGHT.value,
             owner_token=record.owner_token,
             lease_expires_at__lte=now,
+            steps__isnull=record.progress is None,
         )
+        request = {"fingerprint": claim.fingerprint, "fingerprint_scheme": claim.fingerprint_scheme}
         taken = seen.update(
             owner_token=claim.owner_token,
             mode=claim.mode.value,
             attempts=models.F("attempts") + 1,
             lease_expires_at=now + timedelta(seconds=claim.lease),
+            **({} if record.progress else request),
         )
         return taken == 1
 
