@@ -25,6 +25,7 @@ IDS: dict[str, str] = {
     "W026": "Two views were given the same operation name.",
     "W027": "A middleware with process_template_response comes too late for recorded responses.",
     "W028": "Routes of one view class with other arguments come to the same operation name.",
+    "W029": "A success leaves the key free, and what it reports is rolled back.",
     "E030": "A database that holds keys cannot be reached.",
     "W031": "Migrations are not applied.",
     "E032": "The table of keys, or a function that belongs to it, is missing.",
