@@ -35,6 +35,7 @@ IDS: dict[str, str] = {
     "E036": "Partitions do not cover the retention, and this role cannot make them.",
     "W037": "Partitions end soon, or are left to the next request to make.",
     "W038": "A duplicate may wait so long that the owner of its key becomes the victim of a deadlock.",
+    "W039": "The wait of a duplicate is ended by statement_timeout.",
 }
 """By the end of the id (``django_idempotency.E001``). E stops ``check`` and whatever runs it; W does not."""
 

@@ -1064,6 +1064,17 @@ class TestDatabases:
         of_views(idempotent_view(scope=by_header, max_wait=timedelta(seconds=0.9))(_plain))
         assert ids(of_database()) == {"W038"}
 
+    def test_a_wait_that_ends_as_if_the_store_were_down(self, cursor, of_views, settings):
+        cursor.execute("SET LOCAL statement_timeout = '1500ms'")
+        (message,) = of_database()
+        assert (ids([message]), "after 1.5 s" in message.msg) == ({"W039"}, True)
+        settings.IDEMPOTENCY = {"MAX_WAIT": timedelta(seconds=1.4)}
+        assert of_database() == []
+        of_views(idempotent_view(scope=by_header, max_wait=timedelta(seconds=1.6))(_plain))
+        assert ids(of_database()) == {"W039"}
+        cursor.execute("SET LOCAL statement_timeout = 0")
+        assert of_database() == []
+
 
 def drop_leaves(cursor, keep):
     """Leave the partitions that begin before ``keep`` from now; none at all for 0."""

@@ -64,6 +64,15 @@ def test_a_database_that_is_down_or_read_only(lab, alias_of, begin, caplog, mode
     assert lab.ask("SELECT count(*) FROM idempotency_key") == 0
 
 
+def test_a_wait_that_the_server_ends_before_max_wait_does(lab, begin):
+    owner = begin(lab.aliases[0])
+    alias = lab.session(server={"statement_timeout": "20ms"})
+    retention._reaches[alias] = retention._reaches[lab.aliases[0]]
+    with pytest.raises(StoreUnavailable, match="QueryCanceled"):
+        begin(alias)
+    owner.abandon()
+
+
 @pytest.mark.parametrize("mode", TRANSACTIONAL)
 def test_a_table_that_was_never_migrated(lab, alias_of, begin, mode):
     alias = alias_of()
