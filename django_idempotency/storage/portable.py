@@ -7,13 +7,13 @@ deletion in batches.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
+from django.conf import settings
 from django.db import IntegrityError, models, transaction
 from django.db.models import Case, Q, When
 from django.db.models.functions import Coalesce
-from django.utils import timezone
 
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State, Verdict
@@ -33,7 +33,7 @@ class PortableStore:
         return IdempotencyKey.objects.using(self.alias)
 
     def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:  # noqa: ARG002
-        now = timezone.now()
+        now = _now()
         standing = self._standing(claim.id, now)
         if standing is not None:
             return ClaimAnswer(Verdict.FOUND, standing)
@@ -62,7 +62,7 @@ class PortableStore:
             return self.claim(claim, limit_silence=False, savepoint=None)
 
     def take_over(self, record: Record, claim: Claim) -> bool:
-        now = timezone.now()
+        now = _now()
         seen = self._keys.filter(
             id=record.id,
             state=State.IN_FLIGHT.value,
@@ -90,7 +90,7 @@ class PortableStore:
         lease: float,  # noqa: ARG002
         durable: bool,  # noqa: ARG002
     ) -> Sealing:
-        now = timezone.now()
+        now = _now()
         sealed = self._owned(id, owner_token).update(
             state=State.SEALED.value,
             lease_expires_at=None,
@@ -131,21 +131,21 @@ class PortableStore:
             held_at=Case(When(stands_still, then="held_at")),
             sweep_after=None,
             stale_after=stale_after,
-            lease_expires_at=timezone.now() + timedelta(seconds=lease),
+            lease_expires_at=_now() + timedelta(seconds=lease),
         )
         return advanced == 1
 
     def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
-        now = timezone.now()
+        now = _now()
         held = self._owned(id, owner_token).update(
             held_reason=reason,
             held_at=Coalesce("held_at", models.Value(now)),
-            sweep_after=NEVER if sweep_after is None else now + timedelta(seconds=sweep_after),
+            sweep_after=_as_kept(NEVER) if sweep_after is None else now + timedelta(seconds=sweep_after),
         )
         return held == 1
 
     def stale(self, limit: int, *, stale_after: float) -> list[Record]:
-        now = timezone.now()
+        now = _now()
         records = (_record(row, now) for row in self._stale(limit, stale_after, now))
         return [record for record in records if record is not None]
 
@@ -156,9 +156,9 @@ class PortableStore:
         return [row for row in lapsed.order_by("lease_expires_at") if _stale_at(row, stale_after) <= now][:limit]
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
-        for row in self._stale(_TRIES, stale_after, timezone.now()):
+        for row in self._stale(_TRIES, stale_after, _now()):
             # Its owner may have come further since: the same token, and trusted again.
-            lapsed = self._owned(row.id, row.owner_token).filter(lease_expires_at__lte=timezone.now())
+            lapsed = self._owned(row.id, row.owner_token).filter(lease_expires_at__lte=_now())
             if self._take(lapsed, owner_token, lease):
                 return self.find(row.id)
         return None
@@ -172,10 +172,10 @@ class PortableStore:
         return deleted == 1
 
     def now(self) -> float:
-        return timezone.now().timestamp()
+        return datetime.now(timezone.utc).timestamp()
 
     def find(self, id: UUID) -> Record | None:
-        return _record(self._keys.filter(id=id).first(), timezone.now())
+        return _record(self._keys.filter(id=id).first(), _now())
 
     def _standing(self, id: UUID, now: datetime) -> Record | None:
         present = Q(state=State.IN_FLIGHT.value) | Q(expires_at__gt=now)
@@ -185,7 +185,7 @@ class PortableStore:
         return self._keys.filter(id=id, state=State.IN_FLIGHT.value, owner_token=owner_token)
 
     def _as_seen(self, seen: Seen) -> models.QuerySet[IdempotencyKey]:
-        lapsed = Q(lease_expires_at=seen.lease_expires_at) & Q(lease_expires_at__lte=timezone.now())
+        lapsed = Q(lease_expires_at=seen.lease_expires_at) & Q(lease_expires_at__lte=_now())
         return self._owned(seen.id, seen.owner_token).filter(lapsed)
 
     @staticmethod
@@ -194,7 +194,7 @@ class PortableStore:
             owner_token=owner_token,
             attempts=models.F("attempts") + 1,
             sweeps=models.F("sweeps") + 1,
-            lease_expires_at=timezone.now() + timedelta(seconds=lease),
+            lease_expires_at=_now() + timedelta(seconds=lease),
         )
         return taken == 1
 
@@ -203,8 +203,17 @@ class PortableStore:
 _TRIES = 20
 
 
+def _now() -> datetime:
+    return _as_kept(datetime.now(timezone.utc))
+
+
+def _as_kept(moment: datetime) -> datetime:
+    """Naive where USE_TZ is off, and in UTC all the same: local clocks are put back an hour once a year."""
+    return moment if settings.USE_TZ else moment.replace(tzinfo=None)
+
+
 def _stale_at(row: IdempotencyKey, stale_after: float) -> datetime:
-    return (row.lease_expires_at or NEVER) + timedelta(
+    return (row.lease_expires_at or _as_kept(NEVER)) + timedelta(
         seconds=stale_after if row.stale_after is None else row.stale_after
     )
 
