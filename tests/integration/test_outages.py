@@ -74,7 +74,8 @@ def test_a_wait_that_the_server_ends_before_max_wait_does(lab, begin):
 
 
 @pytest.mark.parametrize("mode", TRANSACTIONAL)
-def test_a_table_that_was_never_migrated(lab, alias_of, begin, mode):
+def test_a_table_that_was_never_migrated(lab, alias_of, begin, mode, monkeypatch):
+    monkeypatch.setattr(retention, "PAUSE_SECONDS", 0.0)
     alias = alias_of()
     call_command("migrate", "django_idempotency", "zero", database=lab.aliases[0], verbosity=0)
     with pytest.raises(StoreUnavailable, match="Undefined"):
