@@ -8,17 +8,18 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from enum import Enum
 
 from django.db import Error as DatabaseFailure
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils import timezone
 
 from .conf import current
 from .core.intervals import Interval
 from .core.pruning import MARGIN, Attachment, Decision, Leaf, Plan, decide
 from .failpoints import hit
 from .storage import batches, pruning as steps, store_for
+from .storage.base import as_kept
 from .storage.partitions import SEALED, TOMBSTONES, Tree
 from .storage.transactions import is_lost, own_connection, sqlstate
 
@@ -239,7 +240,7 @@ def _said(error: DatabaseFailure) -> str:
 
 
 def _prune_rows(alias: str, dry_run: bool, progress: Progress) -> Iterator[Pruned]:
-    before = timezone.now() - MARGIN
+    before = as_kept(datetime.now(timezone.utc) - MARGIN)
     if dry_run:
         yield Pruned("idempotency_key", Fate.DUE, rows=batches.count_expired(alias, before))
         return

@@ -24,10 +24,11 @@ from .core.policy import IdempotencyPolicy
 from .core.progress import Progress, Step
 from .core.states import Claim, IdempotencyMode, Record
 from .failpoints import hit
-from .modes import Phased, RequestTransactions, refuse_outer_block
+from .modes import Phased
 from .operations.answers import Misused
 from .operations.run import run
 from .phasing import PhasedKey, describe
+from .request_transactions import RequestTransactions, refuse_outer_block
 from .storage import Store, store_for
 
 logger = logging.getLogger("django_idempotency")

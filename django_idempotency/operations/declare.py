@@ -18,8 +18,8 @@ from ..core.operations import Definition, Resolver, registry
 from ..core.policy import FIELD_VALIDATORS, IdempotencyPolicy, PolicyError, ResolvedPolicy, declared
 from ..core.scope import operation_name, scope as scope_of
 from ..core.states import IdempotencyMode, Record
-from ..modes import RequestTransactions
 from ..phasing import current_key
+from ..request_transactions import RequestTransactions
 from ..service import Execution, Intent
 from .answers import Answer, Misused
 from .run import run

@@ -160,6 +160,15 @@ class TestWhatIsShown:
         assert "left to a person" in page
         assert ">held<" in page
 
+    @pytest.mark.parametrize("zone", ["UTC", "Pacific/Honolulu", "Pacific/Auckland"])
+    def test_nor_does_a_project_without_time_zones_mistake_it(self, outside, settings, zone):
+        client, key = staff("view"), held(takes_no_keys)
+        resolving.sweep_taken(resolving.take_up_by_person("default", seen(key), lambda: None))
+        settings.USE_TZ, settings.TIME_ZONE = False, zone
+        assert "none: it is left to a person" in client.get(page_of(key)).content.decode()
+        listed = client.get(reverse("admin:django_idempotency_idempotencykey_changelist"), {"state": "person"})
+        assert [row.pk for row in listed.context["cl"].result_list] == [key.pk]
+
     def test_steps_of_every_kind_and_of_another_release(self, person, outside):
         key = held()
         IdempotencyKey.objects.filter(pk=key.pk).update(

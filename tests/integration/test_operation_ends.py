@@ -282,10 +282,11 @@ def test_a_key_that_cannot_be_freed_though_nothing_began_is_held(workshop, monke
 
 @on_postgres
 def test_a_rival_in_the_first_phase_is_worth_a_repetition(workshop):
-    called = workshop.declare(
-        lambda op: op.phase("first", lambda: workshop._ask("SELECT pg_sleep(9)")), name="tests.slow"
-    )
-    workshop._ask("SET statement_timeout = '20ms'")
+    def wait():
+        workshop._ask("SET LOCAL statement_timeout = '20ms'")
+        workshop._ask("SELECT pg_sleep(9)")
+
+    called = workshop.declare(lambda op: op.phase("first", wait), name="tests.slow")
     with pytest.raises(TransactionConflict):
         workshop.run(called)
     assert workshop.record(called) is None

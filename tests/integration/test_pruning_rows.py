@@ -150,3 +150,14 @@ def test_a_record_that_is_not_deleted_in_time_refuses_no_longer_than_a_tombstone
     for days, verdict in ((31, Verdict.EXPIRED), (29, Verdict.CLAIMED)):
         rival = rival_of(claim, refuse_expired_for=timedelta(days=days).total_seconds())
         assert keys.claim(rival).verdict is verdict
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Pacific/Auckland"])
+def test_without_time_zone_support_the_hour_is_the_same(file, settings, zone):
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    settings.IDEMPOTENCY = {"TOMBSTONES": timedelta(days=30)}
+    keys = Keys(file.session())
+    (gone,), (kept,) = expired(keys), expired(keys, ago=MARGIN - timedelta(minutes=2))
+    assert outcome(keys) == [("idempotency_key", Fate.DELETED, 1)]
+    assert there(keys, [gone, kept]) == [0, 1]
+    assert keys.claim(rival_of(gone, refuse_expired_for=60.0)).verdict is Verdict.EXPIRED

@@ -97,6 +97,20 @@ def test_only_the_owner_can_advance(keys, rival):
     assert advance(rival, successor, RESERVED, STARTED) is True
 
 
+def test_what_an_operation_has_begun_for_stays_what_was_asked_for(keys, rival):
+    claim = begun(keys, RESERVED, lease=0.0)
+    assert rival.take_over(claim, rival_of(claim, fingerprint=b"other"))
+    assert keys.store.find(claim.id).fingerprint == claim.fingerprint
+
+
+def test_who_saw_a_claim_before_an_operation_began_cannot_take_it_over_after(keys, rival):
+    claim = keys.lapsed(new_claim())
+    seen = rival.store.find(claim.id)
+    assert advance(keys, claim, RESERVED, lease=0.0)
+    assert rival.store.take_over(seen, rival_of(claim, fingerprint=b"other")) is False
+    assert keys.store.find(claim.id).fingerprint == claim.fingerprint
+
+
 @pytest.mark.parametrize("after", ["seal", "release"])
 def test_what_has_ended_cannot_advance(keys, after):
     claim = keys.own(new_claim())

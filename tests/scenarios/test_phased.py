@@ -227,6 +227,7 @@ def test_a_call_without_an_answer_and_all_that_comes_after(site, way, pay, outsi
     assert problem(site.send(body=BODY | {"amount": "2.20"})) == "key-reused"
     assert handling.entered == 1
     lapse()
+    assert problem(site.send(body=BODY | {"amount": "2.20"})) == "key-reused", "of what has begun, nothing changes"
     assert problem(site.send()) == "outcome-unknown", "resumed, and silent again"
     lapse()
     answer = site.send()
