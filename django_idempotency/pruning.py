@@ -174,10 +174,16 @@ class _Removal:
         if leaf is not None and leaf.attachment is Attachment.PENDING:
             steps.finalize(self._connection, self._tree, leaf.name)
             return None
-        return self._ended(
-            Fate.LEFT,
-            f"{self._reason}; now it is detached. Attach it to {self._tree.table} again before others take its place",
+        bounds = self._leaf.interval
+        again = (
+            ""
+            if bounds is None
+            else (
+                f". It is detached now; to undo that: ALTER TABLE {self._tree.table} ATTACH PARTITION {self._leaf.name}"
+                f" FOR VALUES FROM ('{bounds.lower.isoformat()}') TO ('{bounds.upper.isoformat()}')"
+            )
         )
+        return self._ended(Fate.LEFT, f"{self._reason}{again}")
 
     def _look(self) -> Leaf | None:
         return steps.look(self._connection, self._tree, self._leaf.name)

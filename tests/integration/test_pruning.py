@@ -282,16 +282,22 @@ def test_a_detachment_before_its_time_is_ended_for_the_sake_of_the_others(lab):
     keys.sealed(new_claim(), retention=3 * 86_400.0)
     early = lab.ask("SELECT tableoid::regclass::text FROM idempotency_key_sealed WHERE expires_at > now()")
     detach_and_stop_half_way(lab, early)
-    assert fates(lab) == {due: Fate.DROPPED, f"{lab.schema}.{early}": Fate.LEFT}
+    found = {each.name: each for each in prune(lab.aliases[0])}
+    left = found[f"{lab.schema}.{early}"]
+    assert (found[due].fate, left.fate) == (Fate.DROPPED, Fate.LEFT)
     assert lab.ask(f"SELECT count(*) FROM {early}") == 1
-    assert fates(lab) == {f"{lab.schema}.{early}": Fate.KEPT}
+    assert lab.ask("SELECT count(*) FROM idempotency_key") == 0
+    lab.do(left.reason.partition("to undo that: ")[2])
+    assert lab.ask("SELECT count(*) FROM idempotency_key") == 1
+    assert fates(lab) == {}
 
 
-def test_somebody_elses_detachment_is_for_a_person_and_keeps_all_others(lab, impatient):
+def test_somebody_elses_detachment_is_for_a_person_and_keeps_all_others(lab):
     foreign, ours = make_past(lab, 9, 2)
     lab.do(f"COMMENT ON TABLE {foreign} IS NULL")
     detach_and_stop_half_way(lab, foreign)
-    assert fates(lab) == {foreign: Fate.LEFT, ours: Fate.WAITING}
+    assert fates(lab) == {foreign: Fate.LEFT, ours: Fate.KEPT}
+    assert f"finalize the detachment of {foreign}" in reason(lab, ours)
     lab.do(f"ALTER TABLE idempotency_key_sealed DETACH PARTITION {foreign} FINALIZE")
     assert fates(lab) == {ours: Fate.DROPPED}
 
@@ -465,6 +471,22 @@ def test_a_session_that_is_cut_at_any_step_leaves_what_the_next_run_ends(lab, mo
 
 
 # --- the keys meanwhile ---
+
+
+def test_a_publication_of_all_tables_stands_in_nobodys_way(lab, settings):
+    """It refuses changes of a table without a key of its own, such as a leaf that was made carelessly."""
+    settings.IDEMPOTENCY = {"TOMBSTONES": 30 * DAY}
+    lab.do(f"CREATE PUBLICATION {lab.schema}_all FOR ALL TABLES")
+    try:
+        (name,) = make_past(lab, 2)
+        (expired, other) = expire_in(lab, 2, 2)
+        keys = Keys(lab.aliases[0])
+        keys.sealed(rival_of(expired))
+        assert fates(lab) == {name: Fate.DROPPED}
+        assert keys.claim(rival_of(other, refuse_expired_for=60.0)).verdict is Verdict.EXPIRED
+        lab.do("DELETE FROM idempotency_tombstone")
+    finally:
+        lab.do(f"DROP PUBLICATION {lab.schema}_all")
 
 
 def test_a_key_that_is_used_again_after_its_expiry_survives(lab):

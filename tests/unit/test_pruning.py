@@ -92,6 +92,18 @@ def test_an_interrupted_detachment_of_somebody_elses_is_for_a_person(strange):
     assert plan_of(leaf(30 * DAY, attachment=Attachment.PENDING, **strange)) is Plan.LEAVE
 
 
+def test_until_that_is_ended_no_other_is_tried():
+    foreign = leaf(30 * DAY, attachment=Attachment.PENDING, ours=False)
+    due, kept = leaf(2 * DAY), leaf(-DAY)
+    stray = leaf(9 * DAY, attachment=Attachment.DETACHED, leaving=True, interval=None)
+    assert plans(due, kept, stray, foreign) == {
+        foreign.name: Plan.LEAVE,
+        due.name: Plan.KEEP,
+        kept.name: Plan.KEEP,
+        stray.name: Plan.DROP,
+    }
+
+
 def test_what_somebody_detached_to_keep_is_kept():
     kept = leaf(30 * DAY, attachment=Attachment.DETACHED, interval=None)
     assert plan_of(kept) is Plan.KEEP
