@@ -25,11 +25,14 @@ class PhasedKey(OwnedKey):
 
     :param progress: how far the operation has come, by what is committed; None before its first phase or call.
     :param doubt: why nobody knows what became of the call that was sent last.
+    :param unsure: which COMMIT may have recorded more than is known here. Nothing may be built on it, nor on its
+        absence.
     :param sealed: the answer as it is sent, once the operation has finished.
     """
 
     progress: Progress | None = None
     doubt: Explained | None = None
+    unsure: Explained | None = None
     sealed: RecordedResponse | None = None
 
     def undo(self) -> None:
@@ -145,6 +148,13 @@ class Unanswered(Explained):
     def __init__(self, step: str, error: Exception) -> None:
         super().__init__(f"the call {step!r} ended in {describe(error)}")
         self.__cause__ = error
+
+
+class Uncommitted(Explained):
+    """Which COMMIT nobody knows the end of."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the COMMIT of {what} has no known end")
 
 
 class Unfinished(Explained):

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.derivation import derive_key
 from ..core.documents import NotStorable, as_document
@@ -24,7 +25,8 @@ from ..core.operations import Definition, may_send_again
 from ..core.progress import Progress, Step, StepKind
 from ..core.states import Record, RecordedResponse, State
 from ..failpoints import hit
-from ..phasing import PhasedKey, Unanswered
+from ..ownership import database_refused
+from ..phasing import PhasedKey, Unanswered, Uncommitted
 from ..storage.transactions import within_test_case
 from .answers import Answer, CallInTransaction, Declined, MayNotSendAgain, Misused, OperationChanged
 
@@ -68,7 +70,7 @@ class Op:
             return record.progress is not None and record.progress.step(name) is not None
 
         hit("before_phase", name)
-        with self._committing(is_recorded) as durable:
+        with self._committing(f"the phase {name!r}", is_recorded) as durable:
             result = as_document(fn(), f"the result of the phase {name!r}")
             step = Step(name, StepKind.PHASE, done=True, result=result, compensating=self._compensating)
             progress = self._advance(step, durable=durable)
@@ -147,7 +149,7 @@ class Op:
         self._check_turn("op.finish")
         if not 200 <= status < 500:
             raise Misused(f"op.finish(status={status}): each retry would get it, so it must be an answer (200 to 499).")
-        with self._committing(lambda record: record.state is State.SEALED) as durable:
+        with self._committing("op.finish", lambda record: record.state is State.SEALED) as durable:
             data = as_document(fn(), "the result of finish", in_order=False)
             sent = _response(status, headers, data)
             recorded = replace(sent, body=self._key.policy.stored_body(sent.body or b""))
@@ -179,6 +181,10 @@ class Op:
             raise Misused(f"{what} in another thread: the steps of an operation follow each other, in one thread.")
         if self._key.sealed is not None:
             raise Misused(f"{what} after op.finish.")
+        if self._key.unsure is not None:
+            raise OutcomeUnknown from self._key.unsure
+        if self._key.progress is not None and self._key.progress is not self._progress:
+            raise Misused(f"{what}, after {self._key.progress.operation!r} has begun under the same key.")
         # What is reversed need not be walked again, only what reverses it.
         ours = [step for step in self._progress.steps if step.compensating or not self._compensating]
         missed = [step.name for step in ours if step.name not in self._entered]
@@ -202,26 +208,30 @@ class Op:
     def _reach(self, progress: Progress) -> None:
         """It is committed."""
         self._progress = self._key.progress = progress
+        self._key.unsure = None
 
     @property
     def _autocommits(self) -> bool:
         return not connections[self._key.store.alias].in_atomic_block
 
     @contextmanager
-    def _committing(self, is_recorded: Callable[[Record], bool]) -> Iterator[bool]:
+    def _committing(self, what: str, is_recorded: Callable[[Record], bool]) -> Iterator[bool]:
         """A transaction, and whether its end is a COMMIT and not the savepoint of a TestCase.
 
         An error after its work is done, of a COMMIT whose answer is lost or of a hook behind it, is a failure only
         where the database does not know of it.
         """
-        durable, complete = self._autocommits, False
+        _refuse_manual_commits(what, connections[self._key.store.alias])
+        durable = self._autocommits
         try:
             with transaction.atomic(using=self._key.store.alias, durable=True):
                 yield durable
-                complete = True
+                self._key.unsure = Uncommitted(what)
         except Exception as error:
-            record = self._key.look_up(error) if complete else None
+            record = self._key.look_up(error) if self._key.unsure else None
             if record is None or not is_recorded(record):
+                if database_refused(error):
+                    self._key.unsure = None
                 raise
             logger.exception("%s is committed; what follows the COMMIT failed.", self._key.claim.id)
 
@@ -236,6 +246,14 @@ def _response(status: int, headers: Sequence[tuple[str, str]], data: Any) -> Rec
         return RecordedResponse(status, tuple(headers), b"")
     body = json.dumps(data, separators=(",", ":")).encode()
     return RecordedResponse(status, (("Content-Type", "application/json"), *headers), body)
+
+
+def _refuse_manual_commits(what: str, connection: BaseDatabaseWrapper) -> None:
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise Misused(
+            f"Autocommit was switched off on {connection.alias!r}: {what} would end without a COMMIT, and its answer "
+            "would be given and not kept. Leave it on in an operation."
+        )
 
 
 def _refuse_transactions(name: str) -> None:

@@ -883,6 +883,26 @@ def test_a_step_in_another_thread_is_refused(workshop):
     assert all("in another thread" in message for message in caught)
 
 
+def test_an_operation_does_not_go_on_over_another_that_it_began_under_its_key(workshop):
+    """It would seal over a call that has no answer."""
+
+    def inner(op):
+        op.call("charge", workshop.send("charge", TimeoutError()))
+        return op.finish(lambda: "charged")
+
+    inner = workshop.declare(inner)
+
+    def outer(op):
+        with suppress(OutcomeUnknown):
+            return inner()
+        return op.finish(lambda: "nothing happened", status=409)
+
+    called = workshop.declare(outer)
+    with pytest.raises(OutcomeUnknown):
+        workshop.run(called)
+    assert workshop.record(called).progress.open_call.name == "charge"
+
+
 def test_an_operation_in_an_operation_has_a_key_of_its_own(workshop):
     inner = workshop.declare(lambda op: op.finish(lambda: workshop.effect("inner", "inner")), name="tests.inner")
 
