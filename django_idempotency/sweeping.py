@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
@@ -163,7 +164,8 @@ def _finish(key: PhasedKey, record: Record, definition: Definition, progress: Pr
     if open_call is None or progress.compensating or strategy is Strategy.RESUME:
         run(key, definition, progress.parameters)
     elif definition.resolver is not None:
-        _look_up(key, definition, progress, open_call, definition.resolver(record))
+        # A copy: what the resolver does to it must not be recorded with its answer.
+        _look_up(key, definition, progress, open_call, definition.resolver(deepcopy(record)))
     elif strategy is Strategy.VOID:
         run(key, definition, progress.parameters, compensating=True)
     else:

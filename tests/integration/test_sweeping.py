@@ -351,6 +351,25 @@ def test_what_the_other_side_knows_is_recorded_and_gone_on_with(workshop, asked)
     assert len(workshop.sent) == 1, "it asks, and does not send again"
 
 
+def test_what_a_resolver_does_to_the_record_is_not_recorded(workshop):
+    def resolver(record):
+        record.progress.parameters.pop("amount")
+        record.progress.step("reserve").result.clear()
+        return Happened("yes")
+
+    def pay(op, *, amount):
+        reserved = op.phase("reserve", lambda: {"amount": amount})
+        charge = op.call("authorise", workshop.send("authorise", TimeoutError()))
+        return op.finish(lambda: {**reserved, "charge": charge})
+
+    called = workshop.declare(pay, resolver=resolver)
+    with pytest.raises(OutcomeUnknown):
+        workshop.run(called, amount=5)
+    workshop.lapse()
+    assert workshop.fates() == [Fate.FINISHED]
+    assert workshop.run(called, amount=5).data == {"amount": 5, "charge": "yes"}
+
+
 def test_a_refusal_that_the_other_side_knows_of_is_one(workshop):
     called = stuck(workshop, [TimeoutError()], resolver=look_up(Happened({"code": "no"}, declined=True)))
     assert workshop.fates() == [Fate.FINISHED]
