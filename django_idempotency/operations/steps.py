@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -149,6 +150,7 @@ class Op:
         self._check_turn("op.finish")
         if not 200 <= status < 500:
             raise Misused(f"op.finish(status={status}): each retry would get it, so it must be an answer (200 to 499).")
+        _refuse_unsendable(headers)
         with self._committing("op.finish", lambda record: record.state is State.SEALED) as durable:
             data = as_document(fn(), "the result of finish", in_order=False)
             sent = _response(status, headers, data)
@@ -238,7 +240,21 @@ class Op:
 
 # Of a column, and enough for a loop's counter behind any sensible name.
 _LONGEST_NAME = 255
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _WITHOUT_CONTENT = (204, 205, 304)
+
+
+def _refuse_unsendable(headers: Sequence[tuple[str, str]]) -> None:
+    """Before they are sealed: a record that cannot be sent, or not even be read, is all that a retry would get."""
+    given: object = headers
+    if not isinstance(given, list | tuple):
+        raise Misused(f"op.finish(headers=...) takes a list of pairs, not {type(headers).__name__}.")
+    for each in given:
+        if not (isinstance(each, list | tuple) and len(each) == 2 and all(isinstance(part, str) for part in each)):
+            raise Misused("op.finish(headers=...) takes pairs of a name and a value, each a str.")
+        name, value = each
+        if not _HEADER_NAME.fullmatch(name) or any(character in value for character in "\r\n\0"):
+            raise Misused(f"op.finish(headers=...): {name!r} is no header, or its value has more than one line.")
 
 
 def _response(status: int, headers: Sequence[tuple[str, str]], data: Any) -> RecordedResponse:

@@ -781,6 +781,29 @@ def test_an_answer_that_is_none_is_refused(workshop, status):
     assert workshop.record(called) is None
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Location": "/payments/7"},
+        ["Location"],
+        [("Location", None)],
+        [("X-Count", 5)],
+        [("Location", "/7", "/8")],
+        [("", "/7")],
+        [("Lo cation", "/7")],
+        [("Location", "/7\r\nSet-Cookie: a=b")],
+        [("Location", "/7\0")],
+    ],
+)
+def test_headers_that_no_retry_could_be_sent_are_refused_before_they_are_sealed(workshop, headers):
+    called = workshop.declare(
+        lambda op: op.finish(lambda: workshop.effect("done"), headers=headers), name="tests.headers"
+    )
+    with pytest.raises(Misused, match="headers="):
+        workshop.run(called)
+    assert (workshop.effects, workshop.record(called)) == ([], None)
+
+
 def test_an_answer_keeps_the_order_of_its_members_and_its_headers(workshop):
     called = workshop.declare(
         lambda op: op.finish(lambda: {"id": 7, "amount": 1.0}, headers=[("Location", "/payments/7"), ("X-Z", "ü")]),
