@@ -8,13 +8,14 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from io import StringIO
+from unittest.mock import Mock
 from uuid import UUID
 
 import psycopg
 import pytest
 from django.core import mail
 from django.core.management import CommandError, call_command
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.test import TransactionTestCase
 
 from django_idempotency import failpoints
@@ -654,6 +655,15 @@ class TestCelery:
         assert [type(error) for error in told] == [InProgress]
         self.perform(message)
         assert len(mail.outbox) == 1
+
+    @pytest.mark.parametrize("failure", [OperationalError, KeyError])
+    def test_a_job_that_fails_in_whatever_way_is_tried_again(self, message, monkeypatch, failure):
+        """A database that restarts, a worker that does not know the job yet: the message is all that is left of it."""
+        from celery.exceptions import Retry
+
+        monkeypatch.setattr(jobs, "perform", Mock(side_effect=failure))
+        with pytest.raises(Retry):
+            self.perform(message)
 
     def test_without_a_broker_nothing_is_lost(self, app, payer, monkeypatch):
         def unreachable(*args, **kwargs):
