@@ -241,6 +241,7 @@ class Op:
 # Of a column, and enough for a loop's counter behind any sensible name.
 _LONGEST_NAME = 255
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_HEADER_VALUE = re.compile(r"[^\r\n\0\ud800-\udfff]*")
 _WITHOUT_CONTENT = (204, 205, 304)
 
 
@@ -253,8 +254,10 @@ def _refuse_unsendable(headers: Sequence[tuple[str, str]]) -> None:
         if not (isinstance(each, list | tuple) and len(each) == 2 and all(isinstance(part, str) for part in each)):
             raise Misused("op.finish(headers=...) takes pairs of a name and a value, each a str.")
         name, value = each
-        if not _HEADER_NAME.fullmatch(name) or any(character in value for character in "\r\n\0"):
-            raise Misused(f"op.finish(headers=...): {name!r} is no header, or its value has more than one line.")
+        if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+            raise Misused(
+                f"op.finish(headers=...): {name!r} is no name of a header, or its value is not one line of text."
+            )
 
 
 def _response(status: int, headers: Sequence[tuple[str, str]], data: Any) -> RecordedResponse:

@@ -793,6 +793,7 @@ def test_an_answer_that_is_none_is_refused(workshop, status):
         [("Lo cation", "/7")],
         [("Location", "/7\r\nSet-Cookie: a=b")],
         [("Location", "/7\0")],
+        [("X-Name", "\ud83d")],
     ],
 )
 def test_headers_that_no_retry_could_be_sent_are_refused_before_they_are_sealed(workshop, headers):
