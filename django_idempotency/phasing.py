@@ -166,4 +166,7 @@ def describe(error: BaseException) -> str:
     """An error for a record that operators read: its kind, and not its text, which may quote somebody's data."""
     if isinstance(error, OutcomeUnknown) and isinstance(error.__cause__, Explained):
         error = error.__cause__
-    return str(error) if isinstance(error, Explained) else kind(error)
+    if not isinstance(error, Explained):
+        return kind(error)
+    # It may hold another system's words, and must not fail to be stored for a character that the database refuses.
+    return str(error).encode(errors="backslashreplace").decode().replace("\0", "\\x00")

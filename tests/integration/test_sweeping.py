@@ -434,6 +434,17 @@ def test_what_the_resolver_cannot_say_is_asked_again_later(workshop, resolution,
     assert workshop.effects == ["reserved"]
 
 
+@pytest.mark.parametrize(("said", "stored"), [("half \ud83d", "half \\ud83d"), ("nul \0", "nul \\x00")])
+def test_words_of_the_other_side_that_cannot_be_stored_do_not_stop_the_others(workshop, said, stored):
+    stuck(workshop, [TimeoutError()], resolver=look_up(Unknown(said)))
+    claim = workshop.abandoned(payment(workshop, ["yes"]), ago=60)
+    first, second = workshop.sweep()
+    assert (first.fate, first.reason) == (Fate.POSTPONED, stored)
+    assert (second.id, second.fate) == (claim.id, Fate.RELEASED)
+    assert workshop.row().held_reason == stored
+    assert pause(workshop) > 25
+
+
 def test_the_other_side_is_asked_outside_any_transaction(workshop):
     def resolver(record):
         with transaction.atomic(using=workshop.alias, durable=True):
