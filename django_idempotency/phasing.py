@@ -14,7 +14,7 @@ from .core.progress import Progress
 from .core.states import Record, RecordedResponse, State
 from .failpoints import hit
 from .ownership import Outcome, OwnedKey, kind
-from .storage.transactions import drop_if_broken, passing
+from .storage.transactions import also_if_broken, passing
 
 logger = logging.getLogger("django_idempotency")
 
@@ -43,16 +43,10 @@ class PhasedKey(OwnedKey):
 
         :raises LeaseLost: the key is somebody else's now; the open transaction has to be rolled back.
         """
-        connection = connections[self.store.alias]
-        try:
-            advanced = self._try_advance(progress, stale_after, durable)
-        except DatabaseFailure:
-            if connection.in_atomic_block:
-                raise
-            # A connection that broke during a long call is noticed by the first statement after it, and what the other
-            # side answered must not be lost for that. Recorded twice it is the same.
-            drop_if_broken(connection)
-            advanced = self._try_advance(progress, stale_after, durable)
+        # What the other side answered must not be lost for a connection that broke during a long call.
+        advanced = also_if_broken(
+            connections[self.store.alias], lambda: self._try_advance(progress, stale_after, durable)
+        )
         if not advanced:
             logger.warning("%s was taken over; this attempt at %s stops.", self.claim.id, progress.operation)
             raise LeaseLost
@@ -133,7 +127,10 @@ class PhasedKey(OwnedKey):
         logger.error("%s is held: %s", self.claim.id, reason, exc_info=cause)
         self.mode.before_seal()
         try:
-            self.store.hold(self.claim.id, self.claim.owner_token, reason, sweep_after=sweep_after)
+            also_if_broken(
+                connections[self.store.alias],
+                lambda: self.store.hold(self.claim.id, self.claim.owner_token, reason, sweep_after=sweep_after),
+            )
         except DatabaseFailure:
             logger.exception("%s could not be marked as held; its lease ends by itself.", self.claim.id)
 

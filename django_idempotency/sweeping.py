@@ -30,6 +30,7 @@ from .operations.answers import Misused
 from .operations.run import run
 from .phasing import PhasedKey, describe
 from .storage import Store, store_for
+from .storage.transactions import also_if_broken
 
 logger = logging.getLogger("django_idempotency")
 
@@ -134,9 +135,10 @@ def _overdue(key: PhasedKey, definition: Definition | None) -> bool:
     if definition is None or open_call is None:
         return False
     try:
-        return overdue(definition, open_call, now=key.store.now())
+        now = also_if_broken(connections[key.store.alias], key.store.now)
     except DatabaseFailure:
         return False
+    return overdue(definition, open_call, now=now)
 
 
 def _settle(key: PhasedKey, record: Record, definition: Definition | None) -> Fate:

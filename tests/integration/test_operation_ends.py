@@ -16,7 +16,7 @@ from django_idempotency.operations import Misused
 from django_idempotency.ownership import Outcome
 from django_idempotency.phasing import current_key
 from tests.support.keys import CREATED
-from tests.support.workshops import commits, on_both_stores, on_postgres, taken_over
+from tests.support.workshops import break_connection, commits, on_both_stores, on_postgres, taken_over
 
 # --- the COMMIT of a phase ---
 
@@ -257,11 +257,6 @@ def test_an_answer_that_was_sealed_without_anybody_knowing_is_found_at_the_end(w
 
 
 # --- a connection that breaks while a call lasts ---
-
-
-def break_connection(alias):
-    """As an idle time-out on the way does: noticed by the next statement alone."""
-    connections[alias].connection.close()
 
 
 @on_postgres

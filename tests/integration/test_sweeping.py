@@ -20,7 +20,7 @@ from django_idempotency.models import IdempotencyKey
 from django_idempotency.operations import Declined, DidNotHappen, Happened, Unknown
 from django_idempotency.storage.base import NEVER
 from django_idempotency.sweeping import Fate
-from tests.support.workshops import commits, on_both_stores, taken_over
+from tests.support.workshops import break_connection, commits, on_both_stores, taken_over
 
 pytestmark = on_both_stores
 
@@ -319,6 +319,23 @@ def test_a_person_has_time_left_when_the_other_side_cannot_say(workshop, resolut
     sent_ago(workshop, timedelta(hours=1, minutes=1))
     assert workshop.fates() == [Fate.LEFT]
     assert is_for_a_person(workshop)
+
+
+@pytest.mark.parametrize(("ago", "fate"), [(17, Fate.POSTPONED), (19, Fate.LEFT)])
+def test_a_connection_that_broke_while_the_other_side_was_asked_does_not_keep_it_from_being_put_off(
+    workshop, ago, fate
+):
+    """Asking takes long, and meanwhile an idle time-out ends the session: each sweep would do the same for ever."""
+
+    def resolver(_record):
+        break_connection(workshop.alias)
+        raise TimeoutError
+
+    stuck(workshop, [TimeoutError()], resolver=resolver, downstream_retention=RETENTION)
+    sent_ago(workshop, timedelta(hours=ago))
+    assert workshop.fates() == [fate]
+    assert workshop.row().held_reason == "TimeoutError"
+    assert is_for_a_person(workshop) == (fate is Fate.LEFT)
 
 
 def test_that_nobody_knows_the_time_postpones_it(workshop, monkeypatch):

@@ -165,6 +165,11 @@ def commits(alias: str, *, on: int = 1, really: bool, error: BaseException | Non
         del connection.commit
 
 
+def break_connection(alias: str) -> None:
+    """As an idle time-out on the way does: noticed by the next statement alone."""
+    connections[alias].connection.close()
+
+
 def taken_over(workshop: Workshop, rival: Any) -> Record:
     """A sweeper on another session owns what is in flight, before its owner knows of anything."""
     workshop_keys = IdempotencyKey.objects.using(rival.alias).filter(state="in_flight")
