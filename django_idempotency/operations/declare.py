@@ -32,8 +32,9 @@ class Operation:
     """
 
     def __init__(self, definition: Definition) -> None:
-        self.definition = definition
+        # First: what is attached to the function must not take the place of the definition.
         update_wrapper(self, definition.function)
+        self.definition = definition
 
     def __call__(self, /, **parameters: Any) -> Answer:
         """Run under the key of the request that is being handled.
@@ -131,6 +132,7 @@ def operation(
         raise PolicyError(f"@operation({name!r}): {', '.join(sorted(foreign))} is for the policy of a view.")
     if len(FIELD_VALIDATORS["operation"]("The name of an operation", name)) > _LONGEST_NAME:
         raise PolicyError(f"The name of an operation must have at most {_LONGEST_NAME} characters, not {name!r}.")
+    FIELD_VALIDATORS["required"]("downstream_takes_keys", downstream_takes_keys)
     stale_after = 2 * call_timeout if stale_after is None else stale_after
     durations = {
         "call_timeout": call_timeout,
@@ -145,6 +147,8 @@ def operation(
     policy = declared(None, {**fields, "mode": IdempotencyMode.PHASED})
 
     def declare(function: Callable[..., Answer]) -> Operation:
+        if isinstance(function, Operation):
+            raise PolicyError(f"@operation({name!r}): {function.definition.name!r} is an operation already.")
         definition = Definition(
             name=name,
             function=function,
