@@ -19,8 +19,8 @@ from ..core.policy import FIELD_VALIDATORS, IdempotencyPolicy, PolicyError, Reso
 from ..core.scope import operation_name, scope as scope_of
 from ..core.states import IdempotencyMode, Record
 from ..modes import RequestTransactions
-from ..phasing import current_key
-from ..service import Execution, Intent
+from ..phasing import PhasedKey, current_key
+from ..service import Execution, Intent, database_for
 from .answers import Answer, Misused
 from .run import run
 
@@ -47,6 +47,7 @@ class Operation:
                 f"The operation {self.definition.name!r} was called outside a view in PHASED mode. In a task or a "
                 f"command, use {self.definition.function.__name__}.run(scope=..., key=..., parameters=...)."
             )
+        self._check_database(key)
         key.policy = self._terms(key.policy)
         return run(key, self.definition, parameters)
 
@@ -78,6 +79,15 @@ class Operation:
     def resolved(self) -> ResolvedPolicy:
         """The terms under which it runs where no view has others."""
         return current().resolve(self.definition.policy)
+
+    def _check_database(self, key: PhasedKey) -> None:
+        """:raises Misused: the operation's phases write to another database than the one that its key is kept in."""
+        ours, kept = self.resolved(), key.store.alias
+        if self.definition.policy.using is not None and (alias := database_for(ours, key.claim.scope)) != kept:
+            raise Misused(
+                f"The operation {self.definition.name!r} is for {alias!r}, and the view keeps its keys on {kept!r}: a "
+                "phase would not commit together with its record. Set the same using on both."
+            )
 
     def _terms(self, view: ResolvedPolicy) -> ResolvedPolicy:
         """How the answer is kept. A sweeper that finishes in the place of the view knows the operation alone.
