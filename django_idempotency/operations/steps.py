@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from django.db import connections, transaction
@@ -126,8 +127,10 @@ class Op:
                 f"one (downstream_retention={self._definition.downstream_retention})"
             )
         key = self.derived_key(name)
-        step = started or Step(name, StepKind.CALL, key=key, started_at=now, compensating=self._compensating)
-        step = replace(step, sends=step.sends + 1)
+        step = started or Step(name, StepKind.CALL, key=key, started_at=now)
+        # Also one that was sent before: with its first step, the reversal has begun.
+        compensating = step.compensating or self._compensating
+        step = replace(step, sends=step.sends + 1, compensating=compensating)
         hit("before_call_started", name)
         self._reach(self._advance(step, durable=self._autocommits))
         return step
@@ -172,11 +175,14 @@ class Op:
             self._check_turn(f"the step {name!r}")
         elif step.kind is not kind:
             raise OperationChanged(f"The step {name!r} was recorded as a {step.kind.value}.")
+        elif not step.done:
+            self._check_turn(f"the step {name!r}", again=step)
         return step
 
-    def _check_turn(self, what: str) -> None:
+    def _check_turn(self, what: str, again: Step | None = None) -> None:
         """Refuse what is new at the wrong time, also where the operation swallowed the error that should have ended it.
 
+        :param again: the call that is about to be sent again. What was recorded behind it need not be reached yet.
         :raises OutcomeUnknown: a call has no answer yet.
         """
         if threading.get_ident() != self._thread:
@@ -188,7 +194,8 @@ class Op:
         if self._key.progress is not None and self._key.progress is not self._progress:
             raise Misused(f"{what}, after {self._key.progress.operation!r} has begun under the same key.")
         # What is reversed need not be walked again, only what reverses it.
-        ours = [step for step in self._progress.steps if step.compensating or not self._compensating]
+        before = takewhile(lambda step: step is not again, self._progress.steps)
+        ours = [step for step in before if step.compensating or not self._compensating]
         missed = [step.name for step in ours if step.name not in self._entered]
         if missed:
             raise OperationChanged(

@@ -353,6 +353,26 @@ def test_code_that_has_changed_is_for_a_person(workshop):
     assert is_for_a_person(workshop)
 
 
+@pytest.mark.parametrize("comes", ["a sweeper", "a retry"])
+def test_code_that_has_changed_sends_nothing_again(workshop, comes):
+    """It leaves out a phase before the open call. That is noticed before the call, not behind it."""
+
+    def without_reserving(op, *, amount):
+        charge = op.call("authorise", workshop.send("authorise"))
+        return op.finish(lambda: charge)
+
+    called = stuck(workshop, [TimeoutError()], downstream_takes_keys=True)
+    called = workshop.redeclare(called, without_reserving, downstream_takes_keys=True)
+    if comes == "a sweeper":
+        assert workshop.fates() == [Fate.LEFT]
+    else:
+        with pytest.raises(OutcomeUnknown):
+            workshop.run(called, amount=5)
+    assert len(workshop.sent) == 1
+    assert "not reached any more" in workshop.row().held_reason
+    assert is_for_a_person(workshop)
+
+
 # --- look up ---
 
 
@@ -581,6 +601,28 @@ def test_a_reversal_may_send_the_open_call_once_more_to_have_something_to_revers
 
     called = stuck(workshop, [TimeoutError()], void=void, downstream_takes_keys=True)
     assert workshop.fates() == [Fate.FINISHED]
+    assert workshop.run(called, amount=5).data == {"voided": "c-1"}
+    assert [step for step, _ in workshop.sent] == ["authorise", "authorise", "void"]
+
+
+@pytest.mark.parametrize("comes", ["a sweeper", "a retry"])
+def test_with_that_the_reversal_has_begun(workshop, comes):
+    """Killed behind it, the operation would have gone on as if nobody had begun to reverse it."""
+    killed = [KeyboardInterrupt]
+
+    def void(op, *, amount):
+        charge = op.call("authorise", workshop.send("authorise", "c-1"))
+        if killed:
+            raise killed.pop()
+        op.call("void", workshop.send("void"))
+        return op.finish(lambda: {"voided": charge}, status=409)
+
+    called = stuck(workshop, [TimeoutError()], void=void, downstream_takes_keys=True)
+    with pytest.raises(KeyboardInterrupt):
+        workshop.sweep()
+    workshop.lapse()
+    if comes == "a sweeper":
+        assert workshop.fates() == [Fate.FINISHED]
     assert workshop.run(called, amount=5).data == {"voided": "c-1"}
     assert [step for step, _ in workshop.sent] == ["authorise", "authorise", "void"]
 
