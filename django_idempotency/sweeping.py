@@ -86,16 +86,21 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
         token = uuid4()
         try:
             record = store.take_stale(token, lease=lease, stale_after=stale_after)
+            if record is None:
+                return
+            hit("after_taken")
+            swept = resolve(store, record, token)
         except DatabaseFailure:
             raise
         except Exception:
             # Taken, and so nobody's for a while: the others come first.
-            logger.exception("A record on %r cannot be read. Another release may have written it.", alias)
+            logger.exception(
+                "A record on %r cannot be read, or not resolved. Another release may have written it, or the settings "
+                "do not fit its operation.",
+                alias,
+            )
             continue
-        if record is None:
-            return
-        hit("after_taken")
-        yield resolve(store, record, token)
+        yield swept
 
 
 def resolve(store: Store, record: Record, token: UUID) -> Swept:

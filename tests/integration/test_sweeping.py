@@ -710,6 +710,17 @@ def test_a_record_that_cannot_be_read_does_not_stop_the_others(workshop, caplog)
     assert "cannot be read" in caplog.text
 
 
+def test_nor_does_one_whose_operation_the_settings_have_become_too_small_for(workshop, settings, caplog):
+    stuck(workshop, [TimeoutError(), "yes"], downstream_takes_keys=True, retention=timedelta(days=7))
+    claim = workshop.abandoned(payment(workshop, ["yes"]), ago=60)
+    settings.IDEMPOTENCY |= {"MAX_RETENTION": timedelta(days=2)}
+    assert [(swept.id, swept.fate) for swept in workshop.sweep()] == [(claim.id, Fate.RELEASED)]
+    assert "exceeds MAX_RETENTION" in caplog.text
+    settings.IDEMPOTENCY |= {"MAX_RETENTION": timedelta(days=7)}
+    workshop.lapse()
+    assert workshop.fates() == [Fate.FINISHED]
+
+
 def test_a_database_that_is_gone_is_the_callers_to_handle(workshop, monkeypatch):
     monkeypatch.setattr(type(workshop.store), "take_stale", Mock(side_effect=OperationalError))
     with pytest.raises(OperationalError):
