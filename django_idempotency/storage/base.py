@@ -36,7 +36,8 @@ class Store(Protocol):
         ...
 
     def take_over(self, record: Record, claim: Claim) -> bool:
-        """Own a lapsed claim, if it is still the one that ``record`` shows."""
+        """Own a lapsed claim, if it is still the one that ``record`` shows. One under which an operation has begun is
+        owned in PHASED mode only."""
         ...
 
     def seal(

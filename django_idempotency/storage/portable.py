@@ -69,6 +69,8 @@ class PortableStore:
             owner_token=record.owner_token,
             lease_expires_at__lte=now,
         )
+        if claim.mode is not IdempotencyMode.PHASED:
+            seen = seen.filter(steps__isnull=True)
         taken = seen.update(
             owner_token=claim.owner_token,
             mode=claim.mode.value,
