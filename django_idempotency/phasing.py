@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFailure, connections
@@ -28,12 +29,14 @@ class PhasedKey(OwnedKey):
     :param unsure: which COMMIT may have recorded more than is known here. Nothing may be built on it, nor on its
         absence.
     :param sealed: the answer as it is sent, once the operation has finished.
+    :param thread: that may advance it. Two at once would both be the owner, and both do the next phase.
     """
 
     progress: Progress | None = None
     doubt: Explained | None = None
     unsure: Explained | None = None
     sealed: RecordedResponse | None = None
+    thread: int = field(default_factory=threading.get_ident)
 
     def undo(self) -> None:
         pass

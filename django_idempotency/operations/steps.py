@@ -36,7 +36,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class Op:
-    """The first argument of an operation's function. For the thread that it was made in."""
+    """The first argument of an operation's function. For the thread that owns the key."""
 
     def __init__(
         self, key: PhasedKey, definition: Definition, progress: Progress, *, compensating: bool = False
@@ -47,7 +47,6 @@ class Op:
         self._compensating = compensating
         self._entered: set[str] = set()
         self._passed: set[str] = set()
-        self._thread = threading.get_ident()
 
     @property
     def call_timeout(self) -> float:
@@ -185,7 +184,7 @@ class Op:
         :param again: the call that is about to be sent again. What was recorded behind it need not be reached yet.
         :raises OutcomeUnknown: a call has no answer yet.
         """
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._key.thread:
             raise Misused(f"{what} in another thread: the steps of an operation follow each other, in one thread.")
         if self._key.sealed is not None:
             raise Misused(f"{what} after op.finish.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
+from contextvars import copy_context
 from datetime import date, timedelta
 from functools import partial
 
@@ -925,6 +926,34 @@ def test_an_operation_does_not_go_on_over_another_that_it_began_under_its_key(wo
     with pytest.raises(OutcomeUnknown):
         workshop.run(called)
     assert workshop.record(called).progress.open_call.name == "charge"
+
+
+def test_an_operation_in_another_thread_is_refused_too(workshop):
+    """It knows the key where it was started with a copy of the context, as asgiref does. Two of them would both own
+    it."""
+    refused = []
+
+    def inner(op):
+        op.phase("reserve", partial(workshop.effect, "reserved"))
+        return op.finish(lambda: None)
+
+    inner = workshop.declare(inner)
+
+    def attempt():
+        try:
+            inner()
+        except Misused as error:
+            refused.append(str(error))
+
+    def outer(op):
+        thread = threading.Thread(target=copy_context().run, args=(attempt,))
+        thread.start()
+        thread.join()
+        return op.finish(lambda: "alone")
+
+    assert workshop.run(workshop.declare(outer)).data == "alone"
+    assert ["in another thread" in text for text in refused] == [True]
+    assert workshop.effects == []
 
 
 def test_an_operation_in_an_operation_has_a_key_of_its_own(workshop):
