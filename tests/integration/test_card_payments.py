@@ -469,6 +469,22 @@ class TestBilling:
         assert self.bill().count("authorised") == 2
         assert set(control.charges_by_reference().values()) == {1}
 
+    def test_nor_does_one_that_cannot_be_paid(self, monkeypatch):
+        """However often it is run, those behind it would never be billed."""
+        first = SubscriptionFactory.create_batch(3)[0]
+        reserve = cards.reserve
+
+        def refuse(account, *arguments, **how):
+            if account == str(first.account_id):
+                raise ZeroDivisionError
+            return reserve(account, *arguments, **how)
+
+        monkeypatch.setattr(cards, "reserve", refuse)
+        with pytest.raises(CommandError, match=r"1 payment\(s\) is not known"):
+            self.bill()
+        assert first.account_id not in CardPayment.objects.values_list("account", flat=True)
+        assert CardPayment.objects.filter(status="authorised").count() == 2
+
     @pytest.mark.parametrize("month", ["2026-13", "12", "december"])
     def test_what_is_no_month_is_refused(self, month):
         with pytest.raises(CommandError, match="a month is"):
