@@ -23,6 +23,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..core.derivation import derive_key
 from ..core.documents import NotStorable, as_document
 from ..core.errors import OutcomeUnknown
+from ..core.headers import may_be_replayed
 from ..core.operations import Definition, may_send_again
 from ..core.progress import Progress, Step, StepKind
 from ..core.states import Record, RecordedResponse, State
@@ -267,6 +268,8 @@ def _refuse_unsendable(headers: Sequence[tuple[str, str]]) -> None:
             raise Misused(
                 f"op.finish(headers=...): {name!r} is no name of a header, or its value is not one line of text."
             )
+        if not may_be_replayed(name):
+            raise Misused(f"op.finish(headers=...): {name!r} is of one exchange, and each retry would get it.")
 
 
 def _response(status: int, headers: Sequence[tuple[str, str]], data: Any) -> RecordedResponse:

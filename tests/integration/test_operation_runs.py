@@ -795,6 +795,9 @@ def test_an_answer_that_is_none_is_refused(workshop, status):
         [("Location", "/7\r\nSet-Cookie: a=b")],
         [("Location", "/7\0")],
         [("X-Name", "\ud83d")],
+        [("Set-Cookie", "session=1")],
+        [("content-length", "7")],
+        [("RateLimit-Limit", "7")],
     ],
 )
 def test_headers_that_no_retry_could_be_sent_are_refused_before_they_are_sealed(workshop, headers):

@@ -78,6 +78,8 @@ def test_where_an_operation_has_begun_nothing_else_takes_over(keys, rival, mode)
     claim = keys.own(new_claim(mode=IdempotencyMode.PHASED, lease=EARLIEST))
     seen = rival.store.find(claim.id)
     assert advance(keys, claim, STARTED, lease=EARLIEST)
+    assert not rival.store.take_over(seen, rival_of(claim, mode=mode))
+    seen = rival.store.find(claim.id)
     assert rival.store.take_over(seen, rival_of(claim, mode=mode)) is (mode is IdempotencyMode.PHASED)
 
 
