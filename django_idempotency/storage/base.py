@@ -56,7 +56,8 @@ class Store(Protocol):
 
     def take_over(self, record: Record, claim: Claim) -> bool:
         """Own a lapsed claim, if it is still the one that ``record`` shows. Where no operation has begun under it, it
-        is a claim for the request of ``claim`` from then on, which may be another one."""
+        is a claim for the request of ``claim`` from then on, which may be another one; where one has, it is owned in
+        PHASED mode only."""
         ...
 
     def seal(

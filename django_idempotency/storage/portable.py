@@ -81,6 +81,8 @@ class PortableStore:
             lease_expires_at__lte=now,
             steps__isnull=record.progress is None,
         )
+        if claim.mode is not IdempotencyMode.PHASED:
+            seen = seen.filter(steps__isnull=True)
         request = {"fingerprint": claim.fingerprint, "fingerprint_scheme": claim.fingerprint_scheme}
         taken = seen.update(
             owner_token=claim.owner_token,

@@ -10,10 +10,11 @@ from functools import partial
 from html import unescape
 
 import pytest
+from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone, translation
@@ -517,3 +518,22 @@ class TestRaces:
         key = held()
         assert "has come to its end" in told(decide(rivals, key, "sweep"))
         assert now(key).state == "sealed"
+
+    @pytest.mark.parametrize("really", [True, False])
+    def test_a_commit_whose_answer_was_lost_is_not_told_as_nothing_done(self, rivals, monkeypatch, really):
+        key = idle()
+        take_note = ModelAdmin.log_change
+
+        def note(*arguments):
+            monkeypatch.setattr(connections["default"], "commit", partial(lose, connections["default"].commit))
+            return take_note(*arguments)
+
+        def lose(commit):
+            monkeypatch.delattr(connections["default"], "commit")
+            if really:
+                commit()
+            raise OperationalError
+
+        monkeypatch.setattr(ModelAdmin, "log_change", note)
+        assert "not known whether that was done" in told(decide(rivals, key, "resolve"))
+        assert now(key).state == ("sealed" if really else "in_flight")

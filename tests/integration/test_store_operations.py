@@ -72,6 +72,17 @@ def test_an_operation_is_found_as_far_as_it_came(keys, rival):
     assert row(keys, claim).operation == "payments.card_payment"
 
 
+@pytest.mark.parametrize("mode", IdempotencyMode)
+def test_where_an_operation_has_begun_nothing_else_takes_over(keys, rival, mode):
+    """A view that has left PHASED mode looked before the first step, and was suspended until after the lease."""
+    claim = keys.own(new_claim(mode=IdempotencyMode.PHASED, lease=EARLIEST))
+    seen = rival.store.find(claim.id)
+    assert advance(keys, claim, STARTED, lease=EARLIEST)
+    assert not rival.store.take_over(seen, rival_of(claim, mode=mode))
+    seen = rival.store.find(claim.id)
+    assert rival.store.take_over(seen, rival_of(claim, mode=mode)) is (mode is IdempotencyMode.PHASED)
+
+
 def test_an_advance_that_is_rolled_back_was_never_there(keys, rival):
     claim = begun(keys, RESERVED)
     with keys.undone():

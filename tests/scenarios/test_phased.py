@@ -526,6 +526,21 @@ def test_a_codec_of_the_operation_alone_is_refused(site, way, outside):
     assert "different body_codecs" in str(site.send().exc_info[1])
 
 
+@every_way
+def test_an_operation_for_another_database_than_the_views_is_refused(site, way, outside, other):
+    """Its phases would commit there, and be recorded here."""
+    put_up(site, way, three_lines(payment(outside, using=other)))
+    assert "is for 'other', and the view keeps its keys on 'default'" in str(site.send().exc_info[1])
+    assert (records(), outside.keys) == (0, [])
+
+
+@every_way
+@pytest.mark.parametrize("using", ["default", lambda scope: "default"])
+def test_one_for_the_same_database_is_not(site, way, outside, using):
+    put_up(site, way, three_lines(payment(outside, using=using)))
+    assert site.send().status_code == 201
+
+
 # --- transactions ---
 
 

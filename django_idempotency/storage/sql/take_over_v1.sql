@@ -28,7 +28,9 @@ BEGIN
             attempts = least(k.attempts + 1, 32767),
             lease_expires_at = clock_timestamp() + make_interval(secs => p_lease)
         WHERE k.id = p_id AND k.owner_token = p_seen_token AND k.lease_expires_at <= clock_timestamp()
-            AND (k.steps IS NOT NULL) = p_seen_begun;
+            -- Where an operation has begun since it was seen, nothing but that operation may go on.
+            AND (k.steps IS NOT NULL) = p_seen_begun
+            AND (k.steps IS NULL OR p_mode = 'phased');
         taken := FOUND;
     EXCEPTION
         WHEN lock_not_available OR deadlock_detected THEN
