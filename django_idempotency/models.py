@@ -1,4 +1,6 @@
-"""Two tables: the keys, and how often what became of requests. Behaviour lives elsewhere; this is the shape."""
+"""Three tables: the keys, how often what became of requests, and how long the oldest was in flight. Behaviour lives
+elsewhere; this is the shape.
+"""
 
 from __future__ import annotations
 
@@ -108,3 +110,21 @@ class OutcomeCount(models.Model):
 
     def __str__(self) -> str:
         return f"{self.minute:%Y-%m-%d %H:%M} {self.route} {self.outcome}: {self.n}"
+
+
+class OldestInFlight(models.Model):
+    """How long the oldest claim of one route had been in flight when a sweeper came by. ``readings`` writes it."""
+
+    pk = models.CompositePrimaryKey("minute", "route")
+    minute = models.DateTimeField(_("minute"), help_text=_("When it was read, by the clock of the process that did."))
+    route = models.CharField(_("route"), max_length=255)
+    seconds = models.BigIntegerField(_("age in seconds"), help_text=_("By the clock of the database."))
+
+    class Meta:
+        db_table = "idempotency_oldest_in_flight"
+        verbose_name = _("age of the oldest in flight")
+        verbose_name_plural = _("ages of the oldest in flight")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.minute:%Y-%m-%d %H:%M} {self.route}: {self.seconds} s"

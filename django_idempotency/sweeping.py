@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 from django.db import Error as DatabaseFailure, connections
 from django.utils.module_loading import autodiscover_modules
 
+from . import readings
 from .conf import current
 from .core.documents import as_document
 from .core.errors import Explained, ForAPerson, LeaseLost, OutcomeUnknown
@@ -78,6 +79,7 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
     """
     discover()
     refuse_outer_block(connections[alias])
+    _note_oldest(alias)
     store = store_for(alias)
     lease, stale_after = current().LEASE.total_seconds(), current().STALE_AFTER.total_seconds()
     for _ in range(limit):
@@ -94,6 +96,14 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
             return
         hit("after_taken")
         yield resolve(store, record, token)
+
+
+def _note_oldest(alias: str) -> None:
+    try:
+        readings.note_oldest(alias)
+    except DatabaseFailure:
+        # What is stale matters more than a picture of it.
+        logger.exception("The age of the oldest claim on %r could not be noted.", alias)
 
 
 def resolve(store: Store, record: Record, token: UUID) -> Swept:

@@ -161,4 +161,32 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
             },
         ),
+        migrations.CreateModel(
+            name="OldestInFlight",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "minute", "route", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                (
+                    "minute",
+                    models.DateTimeField(
+                        help_text="When it was read, by the clock of the process that did.", verbose_name="minute"
+                    ),
+                ),
+                ("route", models.CharField(max_length=255, verbose_name="route")),
+                (
+                    "seconds",
+                    models.BigIntegerField(help_text="By the clock of the database.", verbose_name="age in seconds"),
+                ),
+            ],
+            options={
+                "verbose_name": "age of the oldest in flight",
+                "verbose_name_plural": "ages of the oldest in flight",
+                "db_table": "idempotency_oldest_in_flight",
+                "default_permissions": (),
+            },
+        ),
     ]

@@ -1,0 +1,55 @@
+"""What can only be read while it lasts: how long the oldest claim of each route has been in flight.
+
+A sweeper notes it as it comes by. That is about once a minute, off the path of every request, and goes on when all
+requests hang. Where no sweeper came, there is no reading.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from django.conf import settings
+from django.db import connections
+from django.db.models import DurationField, Expression, ExpressionWrapper, F, Min, Value
+from django.db.models.functions import Left, Now, StrIndex, Substr
+
+from .core.states import State
+from .models import IdempotencyKey, OldestInFlight
+
+KEPT = timedelta(days=31)
+
+
+def route_of_scope() -> Expression:
+    """What follows the principal in a scope: the operation, as counts name it."""
+    return Left(Substr(F("scope"), StrIndex(F("scope"), Value(" ")) + 1), 255)
+
+
+def age_of_oldest() -> Expression:
+    """Of the claims of a group, by the clock of the database."""
+    return ExpressionWrapper(Now() - Min("claimed_at"), output_field=DurationField())
+
+
+def note_oldest(alias: str) -> None:
+    """Keep the age of the oldest claim of each route for this minute, unless another sweeper has done so.
+
+    :raises django.db.Error: it could not be read or kept.
+    """
+    minute = datetime.now(timezone.utc).replace(second=0, microsecond=0)
+    in_flight = IdempotencyKey.objects.using(alias).filter(state=State.IN_FLIGHT.value)
+    ages = in_flight.order_by().values_list(route_of_scope()).annotate(age=age_of_oldest())
+    readings = OldestInFlight.objects.using(alias)
+    readings.bulk_create(
+        (
+            OldestInFlight(minute=as_kept(minute, alias), route=route, seconds=max(0, int(age.total_seconds())))
+            for route, age in ages
+        ),
+        ignore_conflicts=True,
+    )
+    readings.filter(minute__lt=as_kept(minute - KEPT, alias)).delete()
+
+
+def as_kept(moment: datetime, alias: str) -> datetime:
+    """A moment as the tables of counts and readings keep it: SQLite without USE_TZ has no time zones, and keeps UTC."""
+    if settings.USE_TZ or connections[alias].vendor == "postgresql":
+        return moment
+    return moment.replace(tzinfo=None)
