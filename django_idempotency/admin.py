@@ -1,5 +1,5 @@
-"""The keys, to be looked at, and decisions about those that are stuck. Nothing else here changes one, and no page costs
-more when a million are sealed.
+"""The keys, to be looked at, a dashboard, and decisions about those that are stuck. Nothing else here changes one, and
+no page costs more when a million are sealed.
 
 Claims in flight are a few rows in a leaf of their own. Sealed records are many: the first of them are shown, by primary
 key, and any one is found by its id. So there is no count of all, no free filter and no sorting by a column.
@@ -27,6 +27,8 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from .conf import current
 from .core.states import State
+from .dashboard.pages import DashboardPages
+from .dashboard.words import readable
 from .interventions.pages import InterventionPages
 from .interventions.progress import is_for_a_person, next_sweep, steps_of
 from .models import IdempotencyKey
@@ -114,7 +116,7 @@ class FirstFew(_Paginator):
 
 
 @admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(InterventionPages):
+class IdempotencyKeyAdmin(DashboardPages, InterventionPages):
     list_display = ("id", "state_now", "scope", "age", "lease_left", "attempts", "mode")
     list_filter = (StateFilter, DatabaseFilter)
     list_per_page = 100
@@ -228,18 +230,6 @@ def alias_of(request: HttpRequest) -> str:
     aliases: tuple[str, ...] = current().DATABASES
     asked = request.GET.get(_DATABASE)
     return asked if asked in aliases else aliases[0]
-
-
-def readable(span: timedelta) -> str:
-    """``3 h``: one number is enough to see what has been going on for long."""
-    seconds = int(span.total_seconds())
-    if seconds < 120:
-        return _("%d s") % seconds
-    if seconds < 2 * 3600:
-        return _("%d min") % (seconds // 60)
-    if seconds < 2 * 86400:
-        return _("%d h") % (seconds // 3600)
-    return _("%d d") % (seconds // 86400)
 
 
 def _in_flight(keys: Keys) -> Keys:

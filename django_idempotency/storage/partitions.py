@@ -70,10 +70,10 @@ def covered(connection: BaseDatabaseWrapper) -> tuple[datetime, list[Interval]]:
         cursor.execute("SELECT extract(epoch FROM clock_timestamp())")
         (now,) = cursor.fetchone()
         cursor.execute(_BOUNDS)
-        return _utc(now), [Interval(_utc(lower), _utc(upper)) for lower, upper in cursor.fetchall()]
+        return utc(now), [Interval(utc(lower), utc(upper)) for lower, upper in cursor.fetchall()]
 
 
-def _utc(epoch: Any) -> datetime:
+def utc(epoch: Any) -> datetime:
     # Read as a number, because USE_TZ = False would hand out naive local times.
     return datetime.fromtimestamp(float(epoch), timezone.utc)
 
