@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from enum import Enum
 
+from . import errors
+
 
 class Counted(str, Enum):
-    """A request has one of the first group, and one more of the second where its key did not end with an answer."""
+    """What became of a request: one of the first, and one of RELEASED, FENCED and HELD besides where the key that it
+    owned did not end with an answer. Sweepers and persons have their own."""
 
     NEW = "new"
     """Its key was free; it ran."""
@@ -27,16 +30,19 @@ class Counted(str, Enum):
     """It came without a key: refused where the policy requires one, and unprotected elsewhere."""
 
     MALFORMED_KEY = "malformed_key"
-    """400: what it named as its key, or as the time at which it was first sent, is none."""
+    """400: what it sent as its key, or as the time at which it was first sent, is none."""
 
     REFUSED = "refused"
     """Its caller or its body cannot be told from others, so that its key was not looked at."""
 
     LATE = "late"
-    """It came when its record, if there was one, may be gone: refused, or run and counted as new besides."""
+    """No record stands under its key, and one that did may be gone. It was refused, or ran, as its policy says."""
 
     UNAVAILABLE = "unavailable"
-    """503: its key could not be looked up or recorded, and nothing was kept."""
+    """503: the database of the keys did not answer, or not in a way that tells what became of it."""
+
+    OBSERVED = "observed"
+    """It came with a key under the setting OBSERVE_ONLY, and was let through."""
 
     RELEASED = "released"
     """Nothing happened under the key, which is free again."""
@@ -58,3 +64,28 @@ class Counted(str, Enum):
 
     SWEPT_LEFT = "swept_left"
     """A sweeper left it to a person."""
+
+    RESOLVED = "resolved"
+    """A person recorded what became of it."""
+
+
+_REFUSALS: dict[type[BaseException], Counted] = {
+    errors.InProgress: Counted.CONFLICT,
+    errors.Held: Counted.CONFLICT,
+    errors.KeyReused: Counted.MISMATCH,
+    errors.MissingKey: Counted.MISSING_KEY,
+    errors.MalformedKey: Counted.MALFORMED_KEY,
+    errors.MalformedFirstSent: Counted.MALFORMED_KEY,
+    errors.TooLate: Counted.LATE,
+    errors.AnonymousScope: Counted.REFUSED,
+    errors.MalformedBody: Counted.REFUSED,
+    errors.BodyTooLarge: Counted.REFUSED,
+    errors.LeaseLost: Counted.FENCED,
+    errors.StoreUnavailable: Counted.UNAVAILABLE,
+    errors.OutcomeUnknown: Counted.UNAVAILABLE,
+}
+
+
+def counted_as(error: BaseException) -> Counted | None:
+    """What a request is counted as that ended in ``error``; None where that is the project's own."""
+    return _REFUSALS.get(type(error))
