@@ -69,6 +69,17 @@ SETTINGS: dict[str, Setting] = {
         FIELD_VALIDATORS["retention"],
         "The longest retention of any policy. Partitions are made this far ahead, in eight intervals of whole days.",
     ),
+    "TOMBSTONES": Setting(
+        None,
+        FIELD_VALIDATORS["retention"],
+        "How long after its expiry a key is refused instead of being run as new. Its id and fingerprint are kept so "
+        "long, without the response. None: an expired key counts as absent.",
+    ),
+    "DETACH_TIMEOUT": Setting(
+        timedelta(minutes=1),
+        FIELD_VALIDATORS["lease"],
+        "How long pruning waits, at each partition, for transactions that have used the table. The next run goes on.",
+    ),
     "OUTCOMES": _policy("outcomes", OutcomeRules(), "Which outcomes are recorded and which leave the key free."),
     "MAX_RESPONSE_BYTES": _policy("max_response_bytes", 1024 * 1024, "The largest body that is recorded, in bytes."),
     "REPLAY_HEADERS": _policy(

@@ -32,6 +32,10 @@ POINTS = (
     # Of a sweeper.
     "after_taken",
     "after_looked_up",
+    # Of pruning.
+    "after_batch",
+    "before_detach",
+    "before_drop",
 )
 
 VARIABLE = "IDEMPOTENCY_FAILPOINTS"

@@ -1,5 +1,5 @@
-"""Three tables: the keys, how often what became of requests, and how long the oldest was in flight. Behaviour lives
-elsewhere; this is the shape.
+"""The keys, what is left of those that have expired, how often what became of requests, and how long the oldest was in
+flight. Behaviour lives elsewhere; this is the shape.
 """
 
 from __future__ import annotations
@@ -86,6 +86,27 @@ class IdempotencyKey(models.Model):
                 ),
             )
         ]
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+class Tombstone(models.Model):
+    """That there was a key which has expired, where the setting ``TOMBSTONES`` wants that known: no response, no scope.
+
+    On PostgreSQL the table is partitioned by the time at which it may be forgotten.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False, help_text=_("That of the key."))
+    fingerprint = models.BinaryField(_("fingerprint"))
+    fingerprint_scheme = models.SmallIntegerField(_("fingerprint scheme"))
+    forget_at = models.DateTimeField(_("forget at"))
+
+    class Meta:
+        db_table = "idempotency_tombstone"
+        verbose_name = _("tombstone")
+        verbose_name_plural = _("tombstones")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return str(self.id)

@@ -6,17 +6,16 @@ requests hang. Where no sweeper came, there is no reading.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 from django.conf import settings
 from django.db import connections
 from django.db.models import DurationField, Expression, ExpressionWrapper, F, Min, Value
 from django.db.models.functions import Left, Now, StrIndex, Substr
 
+from .conf import current
 from .core.states import State
 from .models import IdempotencyKey, OldestInFlight
-
-KEPT = timedelta(days=31)
 
 
 def route_of_scope() -> Expression:
@@ -32,8 +31,12 @@ def age_of_oldest() -> Expression:
 def note_oldest(alias: str) -> None:
     """Keep the age of the oldest claim of each route for this minute, unless another sweeper has done so.
 
+    It is kept as long as the counts are, and only where they are.
+
     :raises django.db.Error: it could not be read or kept.
     """
+    if not current().COUNTS:
+        return
     minute = datetime.now(timezone.utc).replace(second=0, microsecond=0)
     in_flight = IdempotencyKey.objects.using(alias).filter(state=State.IN_FLIGHT.value)
     ages = in_flight.order_by().values_list(route_of_scope()).annotate(age=age_of_oldest())
@@ -45,7 +48,7 @@ def note_oldest(alias: str) -> None:
         ),
         ignore_conflicts=True,
     )
-    readings.filter(minute__lt=as_kept(minute - KEPT, alias)).delete()
+    readings.filter(minute__lt=as_kept(minute - current().COUNTS_RETENTION, alias)).delete()
 
 
 def as_kept(moment: datetime, alias: str) -> datetime:

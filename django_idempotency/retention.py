@@ -111,11 +111,11 @@ def make_ahead(alias: str, *, dry_run: bool = False) -> Made:
     max_retention = current().MAX_RETENTION
     with own_connection(alias) as connection:
         now, existing = partitions.covered(connection)
-        missing = plan(existing, now, max_retention)
+        missing = plan(partitions.taken(connection, partitions.SEALED), now, max_retention)
         if missing and not dry_run:
             with partitions.creating(connection):
                 now, existing = partitions.covered(connection)
-                missing = plan(existing, now, max_retention)
+                missing = plan(partitions.taken(connection, partitions.SEALED), now, max_retention)
                 partitions.create_leaves(connection, missing)
         return Made(missing, reach_of([*existing, *missing], now))
 

@@ -19,7 +19,7 @@ from django.db import Error as DatabaseFailure, router
 from . import retention
 from .conf import current
 from .core.counted import Counted, counted_as
-from .core.errors import Held, IdempotencyError, InProgress, KeyReused, StoreUnavailable, TooLate
+from .core.errors import Held, IdempotencyError, InProgress, KeyExpired, KeyReused, StoreUnavailable, TooLate
 from .core.fingerprint import SCHEME, Content, fingerprint
 from .core.keys import record_id
 from .core.operations import may_send_again, registry
@@ -119,11 +119,14 @@ class Execution:
             mode=policy.mode,
             lease=policy.lease.total_seconds(),
             max_wait=policy.max_wait.total_seconds(),
+            refuse_expired_for=tombstones.total_seconds() if (tombstones := current().TOMBSTONES) else 0.0,
         )
         mode = MODES[policy.mode](store, claim, self.transactions)
         answer = mode.claim()
         if answer.verdict is Verdict.WAITED:
             raise InProgress
+        if answer.verdict is Verdict.EXPIRED:
+            raise KeyExpired
         if answer.verdict is Verdict.WRONG_ISOLATION:
             raise StoreUnavailable(
                 "a claim needs READ COMMITTED; use IdempotencyMode.LEASED under another isolation level"

@@ -139,6 +139,18 @@ class KeyReused(IdempotencyError):
         return "The first request under this key had other content. Send a new key for a new intent."
 
 
+class KeyExpired(IdempotencyError):
+    slug = "key-expired"
+    title = "This idempotency key was used before, and its outcome is no longer kept"
+
+    @property
+    def detail(self) -> str:
+        return (
+            "Nothing was executed now. Find out what became of the first request by other means; "
+            "only if it should happen again, send it with a new key."
+        )
+
+
 class InProgress(_Passing):
     slug = "in-progress"
     title = "A request with this idempotency key is still running"

@@ -43,9 +43,15 @@ def plan(existing: Sequence[Interval], now: datetime, max_retention: timedelta) 
 
     Whatever exists stays as it is, also where an earlier setting cut it elsewhere: only gaps are filled.
     """
-    length = interval_length(max_retention)
-    cursor = _boundary(now, length)
-    end = _boundary(horizon(now, max_retention) + length - timedelta(microseconds=1), length)
+    wanted = Interval(now, horizon(now, max_retention))
+    # Where intervals grew longer, the present one may begin with a gap that lies in the past: nothing expires there.
+    return [missing for missing in fill(existing, wanted, interval_length(max_retention)) if missing.upper > now]
+
+
+def fill(existing: Sequence[Interval], wanted: Interval, length: timedelta) -> list[Interval]:
+    """What is missing of ``wanted``, rounded up to UTC multiples of ``length`` and cut there."""
+    cursor = _boundary(wanted.lower, length)
+    end = _boundary(wanted.upper + length - timedelta(microseconds=1), length)
     missing = []
     for taken in [*sorted(existing), Interval(end, end)]:
         while cursor < min(taken.lower, end):
@@ -53,8 +59,7 @@ def plan(existing: Sequence[Interval], now: datetime, max_retention: timedelta) 
             missing.append(Interval(cursor, upper))
             cursor = upper
         cursor = max(cursor, taken.upper)
-    # Where intervals grew longer, the present one may begin with a gap that lies in the past: nothing expires there.
-    return [interval for interval in missing if interval.upper > now]
+    return missing
 
 
 def reach_of(existing: Sequence[Interval], now: datetime) -> datetime:

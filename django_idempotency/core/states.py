@@ -95,6 +95,9 @@ class Verdict(str, Enum):
     WAITED = "waited"
     """A rival's uncommitted claim outlasted ``max_wait``."""
 
+    EXPIRED = "expired"
+    """There was a record, which has expired, and the claim asked for such a key to be refused."""
+
     WRONG_ISOLATION = "wrong_isolation"
     """The transaction is not READ COMMITTED, where a claim can be doubled."""
 
@@ -129,3 +132,5 @@ class Claim:
     mode: IdempotencyMode
     lease: float
     max_wait: float
+    refuse_expired_for: float = 0.0
+    """For how long after the expiry of its record a key is refused instead of being run as new."""

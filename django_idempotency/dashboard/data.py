@@ -13,12 +13,16 @@ from django.db import Error as DatabaseFailure, connections, transaction
 from django.db.models import BinaryField, Count, F, Func, IntegerField, Max, Q, Sum
 from django.db.models.functions import Cast, Coalesce, Now
 
+from ..conf import current
+from ..core import pruning
+from ..core.pruning import Decision
 from ..core.states import State
 from ..models import IdempotencyKey, OldestInFlight, OutcomeCount
 from ..readings import age_of_oldest, as_kept, route_of_scope
 from ..storage import store_for
 from ..storage.base import NEVER
-from ..storage.sizes import leaves
+from ..storage.partitions import SEALED
+from ..storage.pruning import leaves, trusted_now
 from .ranges import Range
 from .series import Series, series_of
 
@@ -40,21 +44,6 @@ class InFlight:
     held: int
     for_a_person: int
     oldest: timedelta
-
-
-@dataclass(frozen=True)
-class Partition:
-    name: str
-    lower: datetime
-    upper: datetime
-    size: int
-    """In bytes, with indexes and all."""
-    rows: int | None
-    """About how many, where the server has statistics."""
-    goes: datetime | None
-    """When a pruner may drop it; None where it leaves it alone."""
-    why: str = ""
-    """Why it does."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +72,14 @@ def in_flight(alias: str) -> list[InFlight]:
 
 
 def history(alias: str, shown: Range, now: datetime) -> list[Series]:
-    """What became of requests within a range that ends now, by the clock of this process, as the counts are."""
+    """What became of requests within a range that ends now, by the clock of this process, as the counts are.
+
+    Those are of all databases together, and in the first of them.
+    """
     first = shown.first(now.timestamp())
     since = as_kept(datetime.fromtimestamp(first * shown.step, timezone.utc), alias)
     piece = _Piece(F("minute"), step=shown.step) - first
-    counts = OutcomeCount.objects.using(alias).filter(minute__gte=since).order_by()
+    counts = OutcomeCount.objects.using(current().DATABASES[0]).filter(minute__gte=since).order_by()
     readings = OldestInFlight.objects.using(alias).filter(minute__gte=since).order_by()
     return series_of(
         shown.pieces,
@@ -179,11 +171,10 @@ def _within(alias: str, seconds: float) -> Iterator[None]:
         cursor.execute("SELECT set_config('statement_timeout', %s, true)", (before,))
 
 
-def partitions(alias: str) -> list[Partition] | None:
-    """In order of time. None where the table has none."""
+def partitions(alias: str) -> list[Decision] | None:
+    """What a pruner would do with each now, in order of time. None where the table has none."""
     if not store_for(alias).partitioned:
         return None
-    return [
-        Partition(each.name, each.interval.lower, each.interval.upper, each.size, each.rows, each.interval.upper)
-        for each in leaves(connections[alias])
-    ]
+    connection = connections[alias]
+    decisions = pruning.decide(leaves(connection, SEALED), trusted_now(connection))
+    return sorted(decisions, key=lambda each: (each.leaf.interval is None, each.leaf.interval, each.leaf.name))

@@ -11,8 +11,10 @@ from typing import Any
 from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext as _
 
+from ..core.intervals import Interval
+from ..core.pruning import MARGIN, Attachment, Decision, Leaf, Plan
 from . import pictures, words
-from .data import InFlight, Partition, Share
+from .data import InFlight, Share
 from .ranges import Range
 from .series import Series
 
@@ -112,36 +114,53 @@ class Bar:
     """Name, from, to, size, records, what becomes of it."""
 
 
-def bar(partitions: Sequence[Partition], now: datetime) -> Bar:
-    drawn = pictures.segments([each.size for each in partitions])
-    kinds = ["expired" if each.upper <= now else "ahead" if each.lower > now else "current" for each in partitions]
-    total, going = sum(each.size for each in partitions), [each for each in partitions if each.upper <= now]
+def bar(decisions: Sequence[Decision], now: datetime) -> Bar:
+    drawn = [(leaf, leaf.interval) for leaf in (each.leaf for each in decisions) if leaf.interval]
+    segments = pictures.segments([leaf.size for leaf, _interval in drawn])
+    due = [each.leaf.size for each in decisions if each.plan is Plan.DROP]
     return Bar(
         [
-            (kind, segment, words.day(each.lower))
-            for kind, segment, each in zip(kinds, drawn, partitions, strict=True)
+            (_kind(interval, now), segment, words.day(interval.lower))
+            for (_leaf, interval), segment in zip(drawn, segments, strict=True)
         ],
-        pictures.place(now, [(each.lower, each.upper) for each in partitions]),
-        _("%(n)d partitions with %(total)s; %(expired)d have expired, with %(size)s.") % {
-            "n": len(partitions), "total": filesizeformat(total),
-            "expired": len(going), "size": filesizeformat(sum(each.size for each in going)),
+        pictures.place(now, [(interval.lower, interval.upper) for _leaf, interval in drawn]),
+        _("%(n)d partitions with %(size)s; the next pruning drops %(due)d of them, with %(due_size)s.") % {
+            "n": len(decisions), "size": filesizeformat(sum(each.leaf.size for each in decisions)),
+            "due": len(due), "due_size": filesizeformat(sum(due)),
         },
-        [
-            (
-                each.name, words.date_and_time(each.lower), words.date_and_time(each.upper), filesizeformat(each.size),
-                _("not known yet") if each.rows is None else _("about %s") % words.whole(each.rows), _fate(each, now),
-            )
-            for each in partitions
-        ],
+        [_partition(each) for each in decisions],
     )  # fmt: skip
 
 
-def _fate(partition: Partition, now: datetime) -> str:
-    if partition.goes is None:
-        return _("stays: %s") % partition.why
-    if partition.goes <= now:
+def _kind(interval: Interval, now: datetime) -> str:
+    return "expired" if interval.upper <= now else "ahead" if interval.lower > now else "current"
+
+
+def _partition(decision: Decision) -> Sequence[str]:
+    leaf = decision.leaf
+    moments = (leaf.interval.lower, leaf.interval.upper) if leaf.interval else ()
+    bounds = [words.date_and_time(each) for each in moments] or ["-", "-"]
+    return leaf.name, *bounds, filesizeformat(leaf.size), _("about %s") % words.whole(leaf.rows), _fate(decision)
+
+
+def _fate(decision: Decision) -> str:
+    if decision.plan is Plan.DROP:
         return _("dropped by the next pruning")
-    return _("dropped after %s") % words.date_and_time(partition.goes)
+    if decision.plan is Plan.FINALIZE:
+        return _("its detachment was interrupted; the next pruning ends it")
+    if decision.plan is Plan.LEAVE:
+        return _("a person has to end its detachment, which blocks that of all others")
+    return _stay(decision.leaf)
+
+
+def _stay(leaf: Leaf) -> str:
+    if leaf.attachment is Attachment.DETACHED:
+        return _("stays: it was detached by hand")
+    if not leaf.ours:
+        return _("stays: it was not made by this app")
+    if leaf.interval is None:
+        return _("stays: its bounds are not two moments")
+    return _("dropped after %s") % words.date_and_time(leaf.interval.upper + MARGIN)
 
 
 def storage(shares: Sequence[Share], total: int | None) -> list[Sequence[str]]:

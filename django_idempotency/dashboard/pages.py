@@ -32,7 +32,7 @@ _TITLES = {
     "1h": gettext_lazy("1 hour"),
     "24h": gettext_lazy("24 hours"),
     "7d": gettext_lazy("7 days"),
-    "30d": gettext_lazy("30 days"),
+    "14d": gettext_lazy("14 days"),
 }
 
 
@@ -114,7 +114,7 @@ class _Page:
     def storage(self) -> dict[str, Any]:
         partitions = data.partitions(self.alias)
         shares = data.shares(self.alias)
-        total = None if partitions is None else sum(each.size for each in partitions)
+        total = None if partitions is None else sum(each.leaf.size for each in partitions)
         sampled = sum(each.sampled for each in shares or ())
         return {
             "bar": None if partitions is None else figures.bar(partitions, self.now),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_MINUTE, _HOUR = 60, 3600
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ RANGES = {
         Range("1h", _MINUTE, 60),
         Range("24h", 30 * _MINUTE, 48),
         Range("7d", 4 * _HOUR, 42),
-        Range("30d", _DAY, 30),
+        Range("14d", 8 * _HOUR, 42),
     )
 }
 USUAL = RANGES["24h"]

@@ -25,6 +25,8 @@ STATUSES: dict[type[errors.IdempotencyError], int] = {
     errors.TooLate: 410,
     errors.BodyTooLarge: 413,
     errors.KeyReused: 422,
+    # Not 410, on which senders of webhooks end their subscription, nor 409, which clients repeat.
+    errors.KeyExpired: 422,
     errors.BrokenTransaction: 500,
     errors.StoreUnavailable: 503,
     errors.OutcomeUnknown: 503,

@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-from django_idempotency.storage.schema import CreateKeyTable
+from django_idempotency.storage.schema import CreateKeyTable, CreateTombstoneTable
 
 
 class Migration(migrations.Migration):
@@ -9,6 +9,24 @@ class Migration(migrations.Migration):
     dependencies = []
 
     operations = [
+        CreateTombstoneTable(
+            name="Tombstone",
+            fields=[
+                (
+                    "id",
+                    models.UUIDField(editable=False, help_text="That of the key.", primary_key=True, serialize=False),
+                ),
+                ("fingerprint", models.BinaryField(verbose_name="fingerprint")),
+                ("fingerprint_scheme", models.SmallIntegerField(verbose_name="fingerprint scheme")),
+                ("forget_at", models.DateTimeField(verbose_name="forget at")),
+            ],
+            options={
+                "verbose_name": "tombstone",
+                "verbose_name_plural": "tombstones",
+                "db_table": "idempotency_tombstone",
+                "default_permissions": (),
+            },
+        ),
         CreateKeyTable(
             name="IdempotencyKey",
             fields=[

@@ -60,5 +60,5 @@ def _stored(connection: BaseDatabaseWrapper, minute: int) -> Any:
     """A minute as the column of a DateTimeField has it."""
     moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=minute)
     if not django_settings.USE_TZ and connection.vendor != "postgresql":
-        moment = moment.astimezone().replace(tzinfo=None)
+        moment = moment.replace(tzinfo=None)
     return connection.ops.adapt_datetimefield_value(moment)

@@ -1,9 +1,12 @@
-"""The leaves of the sealed rows, one for each interval of expiry times. Known by their bounds, never by their names."""
+"""The leaves of the sealed rows, and of the tombstones: one for each interval of time. Known by their bounds, never by
+their names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,8 +16,20 @@ from ..conf import current
 from ..core.intervals import Interval, plan
 from .transactions import transaction_on
 
-MARK = "django_idempotency: leaf of sealed keys"
-"""The comment on every leaf that this app made. A table without it is never touched."""
+
+@dataclass(frozen=True)
+class Tree:
+    """A table with a leaf for each interval of a time in its rows."""
+
+    table: str
+    column: str
+    mark: str
+    """The comment on every leaf that this app made begins with it. A table without it is never touched."""
+
+
+SEALED = Tree("idempotency_key_sealed", "expires_at", "django_idempotency: leaf of sealed keys")
+TOMBSTONES = Tree("idempotency_tombstone", "forget_at", "django_idempotency: leaf of tombstones")
+MARK = SEALED.mark
 
 # Two creators that both see a gap would collide; the second waits here and then finds it filled.
 _ADVISORY_LOCK = 0x1DE3_0001
@@ -33,7 +48,7 @@ CROSS JOIN LATERAL regexp_match(
     CASE WHEN session.is_set <> '' THEN pg_get_expr(leaf.relpartbound, leaf.oid) END,
     'FROM [(]''([^'']+)''[)] TO [(]''([^'']+)''[)]'
 ) AS bounds
-WHERE i.inhparent = 'idempotency_key_sealed'::regclass AND bounds IS NOT NULL
+WHERE i.inhparent = %s::regclass AND bounds IS NOT NULL AND (%s OR NOT i.inhdetachpending)
 ORDER BY 1
 """
 
@@ -42,7 +57,7 @@ _COPY_OWNER_AND_GRANTS = """
 DO $do$
 DECLARE
     leaf constant regclass := '{name}'::regclass;
-    parent constant regclass := 'idempotency_key_sealed'::regclass;
+    parent constant regclass := '{parent}'::regclass;
     owner_of_parent text;
     granted record;
 BEGIN
@@ -65,12 +80,28 @@ $do$
 
 
 def covered(connection: BaseDatabaseWrapper) -> tuple[datetime, list[Interval]]:
-    """The database's clock, and the intervals that have a leaf, in order of time."""
+    """The database's clock, and the intervals that have a leaf, in order of time.
+
+    One that is being detached takes no rows any more.
+    """
+    return clock(connection), _bounds(connection, SEALED, pending=False)
+
+
+def taken(connection: BaseDatabaseWrapper, tree: Tree) -> list[Interval]:
+    """The intervals in which no leaf can be attached: those that have one, and those of which one is being detached."""
+    return _bounds(connection, tree, pending=True)
+
+
+def _bounds(connection: BaseDatabaseWrapper, tree: Tree, *, pending: bool) -> list[Interval]:
+    with connection.cursor() as cursor:
+        cursor.execute(_BOUNDS, (tree.table, pending))
+        return [Interval(utc(lower), utc(upper)) for lower, upper in cursor.fetchall()]
+
+
+def clock(connection: BaseDatabaseWrapper) -> datetime:
     with connection.cursor() as cursor:
         cursor.execute("SELECT extract(epoch FROM clock_timestamp())")
-        (now,) = cursor.fetchone()
-        cursor.execute(_BOUNDS)
-        return utc(now), [Interval(utc(lower), utc(upper)) for lower, upper in cursor.fetchall()]
+        return utc(cursor.fetchone()[0])
 
 
 def utc(epoch: Any) -> datetime:
@@ -90,24 +121,25 @@ def creating(connection: BaseDatabaseWrapper, *, lock_timeout: str = "2s") -> It
         yield
 
 
-def create_leaves(connection: BaseDatabaseWrapper, intervals: list[Interval]) -> None:
+def create_leaves(connection: BaseDatabaseWrapper, intervals: list[Interval], tree: Tree = SEALED) -> None:
     with connection.cursor() as cursor:
         # Beside their parent, which may not be where this session makes tables: the schema of a tenant may go.
         cursor.execute(
             "SELECT quote_ident(nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
-            " WHERE c.oid = 'idempotency_key_sealed'::regclass"
+            " WHERE c.oid = %s::regclass",
+            (tree.table,),
         )
         (schema,) = cursor.fetchone()
         for interval in intervals:
-            name = _free_name(cursor, f"{schema}.{_name(interval)}")
-            for statement in _statements(name, interval):
+            name = _free_name(cursor, f"{schema}.{_name(interval, tree)}")
+            for statement in _statements(name, interval, tree):
                 cursor.execute(statement)
 
 
 def create_leaf_statements() -> list[str]:
     """What makes the first leaves of a new table, for a migration that may only print its SQL."""
     first = plan([], datetime.now(timezone.utc), current().MAX_RETENTION)
-    return [statement for interval in first for statement in _statements(_name(interval), interval)]
+    return [statement for interval in first for statement in _statements(_name(interval, SEALED), interval, SEALED)]
 
 
 def _free_name(cursor: Any, wanted: str) -> str:
@@ -120,17 +152,17 @@ def _free_name(cursor: Any, wanted: str) -> str:
         name = f"{wanted}_{attempt}"
 
 
-def _name(interval: Interval) -> str:
-    return f"idempotency_key_sealed_{interval.lower:%Y%m%d}"
+def _name(interval: Interval, tree: Tree) -> str:
+    return f"{tree.table}_{interval.lower:%Y%m%d}"
 
 
-def _statements(name: str, interval: Interval) -> Iterator[str]:
+def _statements(name: str, interval: Interval, tree: Tree) -> Iterator[str]:
     # Created apart and then attached: CREATE ... PARTITION OF would wait behind every open transaction on the parent.
-    yield f"CREATE TABLE {name} (LIKE idempotency_key_sealed INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"
+    yield f"CREATE TABLE {name} (LIKE {tree.table} INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"
     yield f"ALTER TABLE {name} ADD PRIMARY KEY (id)"
-    yield f"COMMENT ON TABLE {name} IS '{MARK}'"
+    yield f"COMMENT ON TABLE {name} IS '{tree.mark}'"
     yield (
-        f"ALTER TABLE idempotency_key_sealed ATTACH PARTITION {name} "
+        f"ALTER TABLE {tree.table} ATTACH PARTITION {name} "
         f"FOR VALUES FROM ('{interval.lower.isoformat()}') TO ('{interval.upper.isoformat()}')"
     )
-    yield _COPY_OWNER_AND_GRANTS.replace("{name}", name)
+    yield _COPY_OWNER_AND_GRANTS.replace("{name}", name).replace("{parent}", tree.table)

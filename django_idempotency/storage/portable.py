@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State, Verdict
-from ..models import IdempotencyKey
+from ..models import IdempotencyKey, Tombstone
 from .base import COLUMNS, NEVER, readable, record_from
 
 
@@ -38,7 +38,10 @@ class PortableStore:
         standing = self._standing(claim.id, now)
         if standing is not None:
             return ClaimAnswer(Verdict.FOUND, standing)
-        self._keys.filter(id=claim.id, state=State.SEALED.value, expires_at__lte=now).delete()
+        expired = self._keys.filter(id=claim.id, state=State.SEALED.value, expires_at__lte=now)
+        if claim.refuse_expired_for and self._refused(claim, expired, now):
+            return ClaimAnswer(Verdict.EXPIRED)
+        expired.delete()
         try:
             with transaction.atomic(using=self.alias):
                 self._keys.create(
@@ -57,6 +60,11 @@ class PortableStore:
             standing = self._standing(claim.id, now)
             return ClaimAnswer(Verdict.FOUND if standing else Verdict.WAITED, standing)
         return ClaimAnswer(Verdict.CLAIMED)
+
+    def _refused(self, claim: Claim, expired: models.QuerySet[IdempotencyKey], now: datetime) -> bool:
+        since = now - timedelta(seconds=claim.refuse_expired_for)
+        buried = Tombstone.objects.using(self.alias).filter(id=claim.id, forget_at__gt=now)
+        return expired.filter(expires_at__gt=since).exists() or buried.exists()
 
     def claim_committed(self, claim: Claim) -> ClaimAnswer:
         with transaction.atomic(using=self.alias):

@@ -94,6 +94,7 @@ class PostgresStore:
             lease=claim.lease,
             max_wait=claim.max_wait,
             limit_silence=limit_silence,
+            refuse_expired_for=claim.refuse_expired_for,
             savepoint=savepoint,
         )
         arguments = (claim.id, claim.scope, claim.key, claim.fingerprint, claim.owner_token)
@@ -228,12 +229,20 @@ def renewable(connection: Any) -> bool:
 
 @lru_cache
 def _claim_statement(
-    *, begins: bool, scheme: int, mode: str, lease: float, max_wait: float, limit_silence: bool, savepoint: str | None
+    *,
+    begins: bool,
+    scheme: int,
+    mode: str,
+    lease: float,
+    max_wait: float,
+    limit_silence: bool,
+    refuse_expired_for: float,
+    savepoint: str | None,
 ) -> str:
-    claim = (
-        "SELECT idempotency_claim_v1(%s, %s, %s, %s, %s, "
-        f"{scheme}::smallint, '{mode}', {lease}, {max_wait}, {limit_silence})"
-    )
+    terms = [f"{scheme}::smallint", f"'{mode}'", f"{lease}", f"{max_wait}", f"{limit_silence}"]
+    if refuse_expired_for:
+        terms.append(f"{refuse_expired_for}")
+    claim = f"SELECT idempotency_claim_v1(%s, %s, %s, %s, %s, {', '.join(terms)})"
     return "; ".join(filter(None, ("BEGIN" if begins else None, claim, savepoint)))
 
 

@@ -196,4 +196,5 @@ def transaction_on(connection: BaseDatabaseWrapper) -> Iterator[None]:
         connection.set_autocommit(True)
     except BaseException:
         connection.rollback()
+        connection.set_autocommit(True)
         raise

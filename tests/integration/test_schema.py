@@ -12,7 +12,7 @@ from django.db import Error, connections, migrations
 from django.db.migrations.state import ProjectState
 
 from django_idempotency.core.states import Verdict
-from django_idempotency.models import IdempotencyKey, OutcomeCount
+from django_idempotency.models import IdempotencyKey, OutcomeCount, Tombstone
 from django_idempotency.storage.schema import FUNCTIONS, CreateKeyTable
 from tests.support.keys import Keys, new_claim
 from tests.support.laboratory import LaboratoryFile
@@ -37,11 +37,11 @@ def migrate(alias, target=None):
     call_command("migrate", "django_idempotency", *([target] if target else []), database=alias, verbosity=0)
 
 
-def plain_table(lab):
+def plain_table(lab, model=IdempotencyKey):
     """The table that Django itself would make of the model, under another name."""
     state = ProjectState.from_apps(apps)
-    state.models["django_idempotency", "idempotencykey"].options["db_table"] = "plain"
-    model = state.apps.get_model("django_idempotency", "IdempotencyKey")
+    state.models["django_idempotency", model._meta.model_name].options["db_table"] = "plain"
+    model = state.apps.get_model("django_idempotency", model.__name__)
     with connections[lab.aliases[0]].schema_editor() as editor:
         editor.create_model(model)
     return "plain"
@@ -57,6 +57,12 @@ def test_columns_are_those_that_django_would_have_made(lab):
     for _, leaf in lab.rows("SELECT inhparent, inhrelid::regclass::text FROM pg_inherits"):
         if "pkey" not in leaf:
             assert lab.rows(COLUMNS, leaf) == expected
+
+
+def test_columns_of_tombstones_are_those_that_django_would_have_made(lab):
+    made = lab.rows(COLUMNS, "idempotency_tombstone")
+    assert made == lab.rows(COLUMNS, plain_table(lab, Tombstone))
+    assert [name for name, *_ in made] == [field.column for field in Tombstone._meta.concrete_fields]
 
 
 def test_the_check_allows_what_that_of_the_model_allows(lab):

@@ -67,7 +67,13 @@ FROM generate_series(%(first)s, %(last)s) AS n
 
 def seal_many(n: int, *, first: int = 1, routes: tuple[str, ...] = (PAY,), body: int = 1) -> None:
     """PostgreSQL: records that expire within a week, evenly."""
-    terms = {"routes": list(routes), "n_routes": len(routes), "first": first, "last": first + n - 1, "body": body}
+    terms: dict[str, Any] = {
+        "routes": list(routes),
+        "n_routes": len(routes),
+        "first": first,
+        "last": first + n - 1,
+        "body": body,
+    }
     with connection.cursor() as cursor:
         cursor.execute(SEALED, terms)
         cursor.execute("ANALYZE idempotency_key")

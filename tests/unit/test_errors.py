@@ -23,6 +23,7 @@ PUBLISHED = {
     "body-too-large": 413,
     "anonymous-scope": 403,
     "key-reused": 422,
+    "key-expired": 422,
     "in-progress": 409,
     "lease-lost": 409,
     "held": 409,

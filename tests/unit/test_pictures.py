@@ -106,7 +106,7 @@ class TestRanges:
 
     def test_they_are_what_they_are_called(self):
         lengths = {slug: timedelta(seconds=each.step * each.pieces) for slug, each in RANGES.items()}
-        assert lengths == {"1h": DAY / 24, "24h": DAY, "7d": 7 * DAY, "30d": 30 * DAY}
+        assert lengths == {"1h": DAY / 24, "24h": DAY, "7d": 7 * DAY, "14d": 14 * DAY}
         assert USUAL.slug == "24h"
 
 

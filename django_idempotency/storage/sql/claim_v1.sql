@@ -15,8 +15,9 @@ CREATE FUNCTION idempotency_claim_v1(
     p_mode text,
     p_lease double precision,  -- seconds
     p_max_wait double precision,  -- seconds
-    p_limit_silence boolean  -- the open transaction will carry the effect: end it when its client falls silent
-) RETURNS text LANGUAGE plpgsql  -- 'claimed', 'waited', 'wrong_isolation', or the record that stands
+    p_limit_silence boolean,  -- the open transaction will carry the effect: end it when its client falls silent
+    p_refuse_expired_for double precision DEFAULT 0  -- seconds after its expiry in which a key is not run as new
+) RETURNS text LANGUAGE plpgsql  -- 'claimed', 'waited', 'expired', 'wrong_isolation', or the record that stands
 -- A vacuumed empty leaf makes a sequential scan look free; the cached plan would keep it when the leaf has filled.
 SET enable_seqscan = off
 -- For what is locked before the body begins, such as the type of a row. Changed below, put back when the function ends.
@@ -28,6 +29,7 @@ DECLARE
     standing text;
     sealed_until timestamptz;
     sealed_rows regclass := 'idempotency_key_sealed';  -- a variable: over a literal, the planner would look once
+    tombstones regclass := 'idempotency_tombstone';
     ignored text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -72,6 +74,16 @@ BEGIN
         IF sealed_until > clock_timestamp() THEN
             DELETE FROM idempotency_key_in_flight AS k WHERE k.id = p_id AND k.owner_token = p_token;
             CONTINUE;
+        END IF;
+        IF p_refuse_expired_for > 0 THEN
+            -- Looked for after the record: it is buried, and that is committed, before its leaf is detached.
+            ignored := pg_partition_root(tombstones);
+            IF sealed_until + make_interval(secs => p_refuse_expired_for) > clock_timestamp()
+                OR EXISTS (SELECT FROM idempotency_tombstone AS t WHERE t.id = p_id AND t.forget_at > clock_timestamp())
+            THEN
+                DELETE FROM idempotency_key_in_flight AS k WHERE k.id = p_id AND k.owner_token = p_token;
+                RETURN 'expired';
+            END IF;
         END IF;
         IF FOUND THEN
             -- Left in place, an expired record would collide with the new one at the seal, after the effect.

@@ -1,0 +1,55 @@
+"""Leaves of the past, as a table has them that nobody has pruned."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from django_idempotency.core.intervals import Interval
+from django_idempotency.storage import partitions
+from django_idempotency.storage.transactions import own_connection
+
+from .keys import Keys, new_claim
+from .laboratory import Laboratory
+
+DAY = timedelta(days=1)
+
+
+def today() -> datetime:
+    return datetime.now(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def past(days: float) -> Interval:
+    """The day that ended ``days`` before this one began."""
+    upper = today() - days * DAY
+    return Interval(upper - DAY, upper)
+
+
+def make_past(lab: Laboratory, *days: float) -> list[str]:
+    """Leaves for days that are past, as this app made them when they lay ahead; their names, with the schema."""
+    with own_connection(lab.aliases[0]) as connection, partitions.creating(connection):
+        partitions.create_leaves(connection, [past(each) for each in days])
+    return [name_of(lab, past(each)) for each in days]
+
+
+def name_of(lab: Laboratory, interval: Interval) -> str:
+    return f"{lab.schema}.idempotency_key_sealed_{interval.lower:%Y%m%d}"
+
+
+def expire_in(lab: Laboratory, days: float, count: int = 1) -> list[Any]:
+    """Sealed records, in the leaf of the day that ended ``days`` before this one began."""
+    keys = Keys(lab.aliases[0])
+    expiry = (past(days).lower + DAY / 2 - datetime.now(timezone.utc)).total_seconds()
+    return [keys.sealed(new_claim(), retention=expiry) for _ in range(count)]
+
+
+def is_there(lab: Laboratory, name: str) -> bool:
+    return bool(lab.ask("SELECT to_regclass(%s) IS NOT NULL", name))
+
+
+def is_attached(lab: Laboratory, name: str) -> bool:
+    return bool(lab.ask("SELECT relispartition FROM pg_class WHERE oid = to_regclass(%s)", name))
+
+
+def is_pending(lab: Laboratory, name: str) -> bool:
+    return bool(lab.ask("SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass(%s)", name))
