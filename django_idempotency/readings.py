@@ -1,12 +1,13 @@
 """What can only be read while it lasts: how long the oldest claim of each route has been in flight.
 
 A sweeper notes it as it comes by. That is about once a minute, off the path of every request, and goes on when all
-requests hang. Where no sweeper came, there is no reading.
+requests hang. Where no sweeper came, there is no reading. It also adds up by the hour what was noted and counted more
+than a day ago.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from django.conf import settings
 from django.db import connections
@@ -16,6 +17,9 @@ from django.db.models.functions import Left, Now, StrIndex, Substr
 from .conf import current
 from .core.states import State
 from .models import IdempotencyKey, OldestInFlight
+from .storage import by_hour
+
+_BY_MINUTE = timedelta(days=1)
 
 
 def route_of_scope() -> Expression:
@@ -49,6 +53,15 @@ def note_oldest(alias: str) -> None:
         ignore_conflicts=True,
     )
     readings.filter(minute__lt=as_kept(minute - current().COUNTS_RETENTION, alias)).delete()
+
+
+def add_up(alias: str) -> None:
+    """Keep the counts and readings of what was more than a day ago by the hour.
+
+    :raises django.db.Error: it could not be done, and they stay as they are.
+    """
+    hour = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+    by_hour.add_up(connections[alias], as_kept(hour - _BY_MINUTE, alias))
 
 
 def as_kept(moment: datetime, alias: str) -> datetime:

@@ -82,7 +82,7 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
     """
     discover()
     refuse_outer_block(connections[alias])
-    _note_oldest(alias)
+    _keep_readings(alias)
     store = store_for(alias)
     lease, stale_after = current().LEASE.total_seconds(), current().STALE_AFTER.total_seconds()
     for _ in range(limit):
@@ -101,9 +101,10 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
         yield resolve(store, record, token)
 
 
-def _note_oldest(alias: str) -> None:
+def _keep_readings(alias: str) -> None:
     try:
         readings.note_oldest(alias)
+        readings.add_up(alias)
     except DatabaseFailure:
         # What is stale matters more than a picture of it.
         logger.exception("The age of the oldest claim on %r could not be noted.", alias)

@@ -24,7 +24,7 @@ from ..storage.base import NEVER
 from ..storage.partitions import SEALED
 from ..storage.pruning import leaves, trusted_now
 from .ranges import Range
-from .series import Series, series_of
+from .series import ANSWERED, Series, series_of
 
 SAMPLE = 1000
 """How many sealed records stand for all of them. One route in a hundred thousand with a hundredth of the records is not
@@ -79,7 +79,9 @@ def history(alias: str, shown: Range, now: datetime) -> list[Series]:
     first = shown.first(now.timestamp())
     since = as_kept(datetime.fromtimestamp(first * shown.step, timezone.utc), alias)
     piece = _Piece(F("minute"), step=shown.step) - first
-    counts = OutcomeCount.objects.using(current().DATABASES[0]).filter(minute__gte=since).order_by()
+    counts = (
+        OutcomeCount.objects.using(current().DATABASES[0]).filter(minute__gte=since, outcome__in=ANSWERED).order_by()
+    )
     readings = OldestInFlight.objects.using(alias).filter(minute__gte=since).order_by()
     return series_of(
         shown.pieces,
@@ -146,7 +148,8 @@ class _Piece(Func):
     """The number of the piece of time that a moment lies in, counted from the epoch."""
 
     output_field = IntegerField()
-    template = "(extract(epoch FROM %(expressions)s)::bigint / %(step)s)"
+    # Not extract(), which would make a numeric of each row's: three times as long.
+    template = "(date_part('epoch', %(expressions)s)::bigint / %(step)s)"
 
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
         template = "(CAST(strftime('%%%%s', %(expressions)s) AS integer) / %(step)s)"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from django.template.defaultfilters import filesizeformat
@@ -15,7 +16,6 @@ from ..core.intervals import Interval
 from ..core.pruning import MARGIN, Attachment, Decision, Leaf, Plan
 from . import pictures, words
 from .data import InFlight, Share
-from .ranges import Range
 from .series import Series
 
 Words = Callable[[Any], str]
@@ -44,14 +44,15 @@ class Route:
     """When, requests, replays, rate, 409, 422, oldest: of every piece in which there was anything."""
 
 
-def route(number: int, series: Series, shown: Range, now: float, present: InFlight | None) -> Route:
-    """:param number: tells its ids from those of the other routes."""
-    begins = shown.begins(now)
+def route(number: int, series: Series, begins: Sequence[str], present: InFlight | None) -> Route:
+    """:param number: tells its ids from those of the other routes.
+    :param begins: when each piece of the series begins, in words.
+    """
 
     def figure(name: str, title: str, headline: str, values: Sequence[float | None], say: Words) -> Figure:
         drawn = pictures.bars(values, at_most=1 if name == "replays" else math.inf)
         description = _described(values, begins, say)
-        return Figure(f"{name}-{number}", title, headline, description, drawn.path, say(drawn.top), words.at(begins[0]))
+        return Figure(f"{name}-{number}", title, headline, description, drawn.path, say(drawn.top), begins[0])
 
     oldest = words.readable(present.oldest) if present else _("nothing in flight")
     conflicts, mismatches = words.whole(sum(series.conflicts)), words.whole(sum(series.mismatches))
@@ -76,25 +77,25 @@ def _seconds(n: float) -> str:
     return words.readable(timedelta(seconds=n))
 
 
-def _described(values: Sequence[float | None], begins: Sequence[int], say: Words) -> str:
+def _described(values: Sequence[float | None], begins: Sequence[str], say: Words) -> str:
     known = [(value, begin) for value, begin in zip(values, begins, strict=True) if value]
     if not known:
         return _("Nothing in this time.")
-    most, when = max(known)
+    most, when = max(known, key=itemgetter(0))
     last, last_when = known[-1]
     return _("At most %(most)s, on %(when)s; last %(last)s, on %(last_when)s.") % {
-        "most": say(most), "when": words.at(when), "last": say(last), "last_when": words.at(last_when),
+        "most": say(most), "when": when, "last": say(last), "last_when": last_when,
     }  # fmt: skip
 
 
-def _rows(series: Series, begins: Sequence[int]) -> list[list[str]]:
+def _rows(series: Series, begins: Sequence[str]) -> list[list[str]]:
     pieces = zip(
         begins, series.requests, series.replays, series.rates, series.conflicts, series.mismatches, series.oldest,
         strict=True,
     )  # fmt: skip
     return [
         [
-            words.at(begin), words.whole(requests), words.whole(replays), words.percent(rate), words.whole(conflicts),
+            begin, words.whole(requests), words.whole(replays), words.percent(rate), words.whole(conflicts),
             words.whole(mismatches), "-" if oldest is None else _seconds(oldest),
         ]
         for begin, requests, replays, rate, conflicts, mismatches, oldest in pieces
@@ -124,7 +125,7 @@ def bar(decisions: Sequence[Decision], now: datetime) -> Bar:
             for (_leaf, interval), segment in zip(drawn, segments, strict=True)
         ],
         pictures.place(now, [(interval.lower, interval.upper) for _leaf, interval in drawn]),
-        _("%(n)d partitions with %(size)s; the next pruning drops %(due)d of them, with %(due_size)s.") % {
+        _("Partitions: %(n)d, with %(size)s. The next pruning drops %(due)d, with %(due_size)s.") % {
             "n": len(decisions), "size": filesizeformat(sum(each.leaf.size for each in decisions)),
             "due": len(due), "due_size": filesizeformat(sum(due)),
         },

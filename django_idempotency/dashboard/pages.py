@@ -97,9 +97,10 @@ class _Page:
         asked = [each for each in every if each.route == self.route]
         present = {each.route: each for each in self.in_flight}
         shown = asked or every[:AT_ONCE]
+        begins = [words.at(begin) for begin in self.range.begins(self.now.timestamp())]
         return {
             "routes": [
-                figures.route(number, series, self.range, self.now.timestamp(), present.get(series.route))
+                figures.route(number, series, begins, present.get(series.route))
                 for number, series in enumerate(shown, 1)
             ],
             "choices": [(each.route, each in asked) for each in every],

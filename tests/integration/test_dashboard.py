@@ -18,7 +18,7 @@ from django_idempotency.core.counted import Counted
 from django_idempotency.core.intervals import Interval
 from django_idempotency.core.pruning import Attachment, Leaf, decide
 from django_idempotency.dashboard import data, figures as figures_of
-from django_idempotency.models import OldestInFlight
+from django_idempotency.models import OldestInFlight, OutcomeCount
 from django_idempotency.storage.base import NEVER
 from tests.support.records import PAY, claim, count, held, reading, rows_read, scans, seal_many, stuck
 
@@ -192,6 +192,20 @@ class TestReadings:
         readings.note_oldest("default")
         assert [each.seconds for each in OldestInFlight.objects.all()] == [6]
 
+    def test_after_a_day_the_minutes_of_an_hour_become_one_and_nothing_is_lost(self, viewer):
+        two_days_ago = timezone.now().replace(minute=0, second=0, microsecond=0) - timedelta(days=2)
+        for minute, n in ((0, 1), (7, 20), (59, 300)):
+            ago = timezone.now() - two_days_ago - timedelta(minutes=minute)
+            count(Counted.NEW, n, ago=ago)
+            reading(n, ago=ago)
+        count(Counted.NEW, 4000, ago=timedelta(hours=20))
+        before = viewer.get(PAGE, {"range": "7d"}).context["routes"]
+        for _ in range(2):
+            readings.add_up("default")
+        assert list(OutcomeCount.objects.order_by("minute").values_list("n", flat=True)) == [321, 4000]
+        assert list(OldestInFlight.objects.values_list("minute", "seconds")) == [(two_days_ago, 300)]
+        assert viewer.get(PAGE, {"range": "7d"}).context["routes"] == before
+
 
 class TestStorage:
     def test_partitions_say_when_they_go(self, viewer, postgresql):
@@ -293,7 +307,7 @@ class TestPartitions:
     def test_what_goes_is_summed_up(self):
         past = Interval(self.NOW - timedelta(days=2), self.NOW - timedelta(days=1))
         said = self.said(interval=past).description
-        assert said == "1 partitions with 2.0\xa0KB; the next pruning drops 1 of them, with 2.0\xa0KB."
+        assert said == "Partitions: 1, with 2.0\xa0KB. The next pruning drops 1, with 2.0\xa0KB."
 
 
 class TestDatabases:
