@@ -29,7 +29,7 @@ AT_ONCE = 8
 
 _PREFIX = "django_idempotency_idempotencykey"
 _TITLES = {
-    "1h": gettext_lazy("1 hour"),
+    "1h": gettext_lazy("60 minutes"),
     "24h": gettext_lazy("24 hours"),
     "7d": gettext_lazy("7 days"),
     "14d": gettext_lazy("14 days"),
@@ -85,10 +85,10 @@ class _Page:
                 self._tile(_("left to a person"), "person", sum(each.for_a_person for each in claims)),
                 self._tile(_("in flight"), "", sum(each.n for each in claims)),
             ],
-            "claims": [
+            "claims": figures.table_rows(
                 (each.route, *map(words.whole, (each.n, each.stuck, each.held)), words.readable(each.oldest))
                 for each in claims[:AT_ONCE]
-            ],
+            ),
             "databases": self._databases(),
         }  # fmt: skip
 

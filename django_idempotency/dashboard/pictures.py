@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-WIDTH, HEIGHT = 320, 72
+WIDTH, HEIGHT = 240, 60
 _LEAST = 1.5
 """The height of the lowest bar: a value that is not zero can be seen."""
 

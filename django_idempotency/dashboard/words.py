@@ -22,6 +22,8 @@ def readable(span: timedelta) -> str:
 
 
 def whole(n: int) -> str:
+    if 0 <= n < 1000:
+        return str(n)  # as in every language, and most of the thousands that a page has
     return number_format(n, force_grouping=True)
 
 
@@ -35,7 +37,7 @@ def at(epoch: float) -> str:
 
 
 def day(moment: datetime) -> str:
-    return date_format(timezone.localtime(moment), "MONTH_DAY_FORMAT")
+    return date_format(timezone.localtime(moment), "j M")
 
 
 def date_and_time(moment: datetime) -> str:

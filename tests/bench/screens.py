@@ -92,13 +92,11 @@ def main() -> None:
 
 @contextmanager
 def _database() -> Iterator[None]:
-    from django.core.management import call_command
-    from django.test.utils import setup_databases, setup_test_environment, teardown_databases
+    """Made for this, gone when it ends. Not the environment of tests, which keeps a copy of all that is rendered."""
+    from django.test.utils import setup_databases, teardown_databases
 
-    setup_test_environment()
     made = setup_databases(verbosity=0, interactive=False)
     try:
-        call_command("migrate", verbosity=0)
         yield
     finally:
         teardown_databases(made, verbosity=0)
@@ -126,7 +124,7 @@ def _report(rows: int, rounds: int) -> Iterator[str]:
     from .report import machine
 
     _fill(rows)
-    client = Client()
+    client = Client(SERVER_NAME="127.0.0.1")
     client.force_login(User.objects.create_superuser("root"))
     with connection.cursor() as cursor:
         cursor.execute(

@@ -28,14 +28,14 @@ NOW = datetime(2026, 11, 30, 13, 17, tzinfo=timezone.utc)
 
 def drawn(path):
     """Left edge, height and width of each bar."""
-    return [tuple(map(float, each)) for each in re.findall(r"M([\d.]+) 72v-([\d.]+)h([\d.]+)v[\d.]+z", path)]
+    return [tuple(map(float, each)) for each in re.findall(r"M([\d.]+) 60v-([\d.]+)h([\d.]+)v[\d.]+z", path)]
 
 
 class TestBars:
     def test_each_is_as_high_as_its_value_and_stands_in_its_place(self):
         picture = bars([0, 5, None, 10])
         assert picture.top == 10
-        assert drawn(picture.path) == [(88.0, HEIGHT / 2, 64.0), (248.0, HEIGHT, 64.0)]
+        assert drawn(picture.path) == [(66.0, HEIGHT / 2, 48.0), (186.0, HEIGHT, 48.0)]
 
     def test_what_is_not_zero_can_be_seen(self):
         low, high = drawn(bars([1, 1_000_000]).path)
