@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import problems
-from .. import forget, partitions, release, show, sweep
+from .. import forget, partitions, reconcile, release, show, sweep
 
 SUBCOMMANDS: dict[str, ModuleType] = {
     "partitions": partitions,
@@ -16,6 +16,7 @@ SUBCOMMANDS: dict[str, ModuleType] = {
     "show": show,
     "release": release,
     "forget": forget,
+    "reconcile": reconcile,
 }
 """A subcommand is a module with a docstring, ``add_arguments(parser)`` and ``run(command, options)``."""
 
