@@ -1,4 +1,4 @@
-"""One table: the keys. Behaviour lives in ``service`` and ``storage``; this is the shape."""
+"""Two tables: the keys, and how often what became of requests. Behaviour lives elsewhere; this is the shape."""
 
 from __future__ import annotations
 
@@ -87,3 +87,24 @@ class IdempotencyKey(models.Model):
 
     def __str__(self) -> str:
         return str(self.id)
+
+
+class OutcomeCount(models.Model):
+    """How often something became of requests to one route within one minute. ``counting`` adds to it."""
+
+    pk = models.CompositePrimaryKey("minute", "route", "outcome")
+    minute = models.DateTimeField(_("minute"), help_text=_("When it began, by the clock of the process that counted."))
+    route = models.CharField(
+        _("route"), max_length=255, help_text=_("The operation: view, action and method. Cut off where it is longer.")
+    )
+    outcome = models.CharField(_("outcome"), max_length=32, help_text=_("One of core.counted.Counted."))
+    n = models.BigIntegerField(_("how often"))
+
+    class Meta:
+        db_table = "idempotency_outcome_count"
+        verbose_name = _("count of outcomes")
+        verbose_name_plural = _("counts of outcomes")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.minute:%Y-%m-%d %H:%M} {self.route} {self.outcome}: {self.n}"

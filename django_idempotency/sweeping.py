@@ -17,17 +17,20 @@ from django.db import Error as DatabaseFailure, connections
 from django.utils.module_loading import autodiscover_modules
 
 from .conf import current
+from .core.counted import Counted
 from .core.documents import as_document
 from .core.errors import Explained, ForAPerson, LeaseLost, OutcomeUnknown
 from .core.operations import Definition, DidNotHappen, Happened, Strategy, Unknown, overdue, registry
 from .core.policy import IdempotencyPolicy
 from .core.progress import Progress, Step
+from .core.scope import operation_of
 from .core.states import Claim, IdempotencyMode, Record
 from .failpoints import hit
 from .modes import Phased, RequestTransactions, refuse_outer_block
 from .operations.answers import Misused
 from .operations.run import run
 from .phasing import PhasedKey, describe
+from .signals import tell
 from .storage import Store, store_for
 
 logger = logging.getLogger("django_idempotency")
@@ -108,6 +111,7 @@ def resolve(store: Store, record: Record, token: UUID) -> Swept:
         else:
             logger.exception("%s is finished; what its operation did afterwards failed.", record.id)
             fate = Fate.FINISHED
+    tell(Counted(f"swept_{fate.value}"), operation_of(record.scope), record_id=record.id, using=store.alias)
     return Swept(record.id, record.progress.operation if record.progress else None, fate, reason)
 
 

@@ -73,7 +73,8 @@ def routing() -> Iterator[CheckMessage]:
         return
     (alias,) = aliases_of(current().resolve(IdempotencyPolicy()))
     yield from listed(alias, "By IDEMPOTENCY['USING'] or the router, keys")
-    written = {router.db_for_write(model) for model in apps.get_models() if model is not IdempotencyKey}
+    ours = set(apps.get_app_config("django_idempotency").get_models())
+    written = {router.db_for_write(model) for model in apps.get_models() if model not in ours}
     if written and alias not in written:
         yield found(
             "E006",

@@ -1,7 +1,7 @@
 """Show what is recorded under a key, whosever it is, or under an id that the log or the admin has shown.
 
 Claims in flight are found at once. No index holds the keys of sealed records, so those are looked through, those that
-expire last first: about a second for a few millions that are in the server's memory. With --scope, or by an id, it is a
+expire last first: about a second for two million that are in the server's memory. With --scope, or by an id, it is a
 single look-up. It ends with status 3 if there is no such record.
 """
 

@@ -125,4 +125,40 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="OutcomeCount",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "minute", "route", "outcome", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                (
+                    "minute",
+                    models.DateTimeField(
+                        help_text="When it began, by the clock of the process that counted.", verbose_name="minute"
+                    ),
+                ),
+                (
+                    "route",
+                    models.CharField(
+                        help_text="The operation: view, action and method. Cut off where it is longer.",
+                        max_length=255,
+                        verbose_name="route",
+                    ),
+                ),
+                (
+                    "outcome",
+                    models.CharField(help_text="One of core.counted.Counted.", max_length=32, verbose_name="outcome"),
+                ),
+                ("n", models.BigIntegerField(verbose_name="how often")),
+            ],
+            options={
+                "verbose_name": "count of outcomes",
+                "verbose_name_plural": "counts of outcomes",
+                "db_table": "idempotency_outcome_count",
+                "default_permissions": (),
+            },
+        ),
     ]

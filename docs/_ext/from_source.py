@@ -116,6 +116,8 @@ def problem_document() -> str:
 _SAMPLES: dict[type[errors.IdempotencyError], tuple[Any, ...]] = {
     errors.MissingKey: (SETTINGS["HEADER"].default,),
     errors.MalformedKey: ("(what is wrong with it)",),
+    errors.MalformedFirstSent: ("(what is wrong with it)",),
+    errors.TooLate: (800_000.0, 604_800.0),
     errors.MalformedBody: ("(what is wrong with it)",),
     errors.StoreUnavailable: ("",),
     errors.ResponseNotStored: (201,),

@@ -12,7 +12,7 @@ from django.db import Error, connections, migrations
 from django.db.migrations.state import ProjectState
 
 from django_idempotency.core.states import Verdict
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, OutcomeCount
 from django_idempotency.storage.schema import FUNCTIONS, CreateKeyTable
 from tests.support.keys import Keys, new_claim
 from tests.support.laboratory import LaboratoryFile
@@ -87,7 +87,7 @@ def test_the_constraint_has_the_name_of_the_model_on_every_leaf(lab):
     (constraint,) = IdempotencyKey._meta.constraints
     missing = lab.rows(
         "SELECT relname FROM pg_class AS c WHERE relnamespace = %s::regnamespace AND relkind IN ('r', 'p')"
-        " AND relname LIKE 'idempotency%%'"
+        " AND relname LIKE 'idempotency_key%%'"
         " AND NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = c.oid AND conname = %s)",
         lab.schema,
         constraint.name,
@@ -132,6 +132,15 @@ def test_one_function_a_statement_and_each_is_there(lab):
     assert {name for (name,) in pinned} == {
         f"idempotency_{name}_v1" for name in ("advance", "claim", "seal", "take_over")
     }
+
+
+def test_counts_are_one_row_for_a_minute_a_route_and_an_outcome(lab):
+    columns = [name for name, *_ in lab.rows(COLUMNS, "idempotency_outcome_count")]
+    assert columns == ["minute", "route", "outcome", "n"]
+    (key,) = lab.rows(
+        "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = %s::regclass", OutcomeCount._meta.db_table
+    )
+    assert key[0].endswith("(minute, route, outcome)"), "to add to, and to read and forget by minute"
 
 
 # --- the migration ---
