@@ -33,4 +33,4 @@ def tell(
     counted.send_robust(outcome, outcome=outcome, route=route, record_id=record_id, using=using, age=age)
 
 
-__all__ = ["Counted", "counted", "tell"]
+__all__ = ["Counted", "counted"]

@@ -30,7 +30,11 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     if faults:
         # The other checks stay away from settings that cannot be read.
         return faults
-    return [*(fault for alias in current().DATABASES for fault in configured.database(alias)), *configured.routing()]
+    return [
+        *configured.observing(),
+        *(fault for alias in current().DATABASES for fault in configured.database(alias)),
+        *configured.routing(),
+    ]
 
 
 @register(TAG)

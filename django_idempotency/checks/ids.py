@@ -16,6 +16,7 @@ IDS: dict[str, str] = {
     "W009": "On SQLite, a lease is shorter than the wait for the database's lock.",
     "W010": "FAILPOINTS_ENABLED in production.",
     "E011": "A database that holds keys has AUTOCOMMIT off.",
+    "W012": "OBSERVE_ONLY: no request is protected.",
     "E020": "A decorator or a policy stands on a view and is not in force.",
     "E021": "A policy cannot be kept.",
     "E022": "ATOMIC_REQUESTS wraps a protected view, because a decorator hides that the view opens the transactions.",

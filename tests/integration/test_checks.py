@@ -255,6 +255,10 @@ class TestSettings:
         settings.IDEMPOTENCY = {"USING": lambda scope: "default"}
         assert ids(check_settings()) == set()
 
+    def test_a_project_that_only_observes(self, settings):
+        settings.IDEMPOTENCY = {"OBSERVE_ONLY": True}
+        assert ids(check_settings()) == {"W012"}
+
     def test_failpoints_in_production(self, settings):
         settings.IDEMPOTENCY = {"FAILPOINTS_ENABLED": True}
         assert ids(check_deployment()) == {"W010"}
