@@ -26,10 +26,10 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from .conf import current
 from .core.states import State
-from .finding import with_ages
 from .interventions.pages import InterventionPages
 from .interventions.progress import lease_of, next_sweep, readable, state_of, steps_of
 from .models import IdempotencyKey
+from .storage.ages import with_ages
 from .storage.base import NEVER
 
 if TYPE_CHECKING:

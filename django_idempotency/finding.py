@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
-from django.db.models.functions import Length, Now
+from django.db.models.functions import Length
 
 from .core.errors import MalformedKey
 from .core.keys import parse_key, record_id
 from .core.states import State
 from .models import IdempotencyKey
 from .storage import sections
-
-if TYPE_CHECKING:
-    Keys = QuerySet[IdempotencyKey]
+from .storage.ages import with_ages
 
 
 @dataclass(frozen=True)
@@ -54,21 +51,8 @@ def _uuid(text: str) -> UUID | None:
         return None
 
 
-def with_ages(keys: Keys) -> Keys:
-    """With ``age``, ``lease_left`` and ``kept_for``, by the clock of the database, and without what may be long."""
-    return keys.defer("response_body", "response_headers", "parameters").annotate(
-        age=_span(Now(), F("claimed_at")),
-        lease_left=_span(F("lease_expires_at"), Now()),
-        kept_for=_span(F("expires_at"), Now()),
-    )
-
-
-def _span(later: Any, earlier: Any) -> Any:
-    return ExpressionWrapper(later - earlier, output_field=DurationField())
-
-
 def at_hand(alias: str, wanted: Wanted, *, scope: str | None = None) -> list[Any]:
-    """Those that can be found at once: by their id, or by their scope and key, or in flight. Rows of :func:`with_ages`.
+    """Those that can be found at once: by their id, or by their scope and key, or in flight. Rows of ``with_ages``.
 
     :param scope: whose key it is, and for which operation. Then there is no other.
     """

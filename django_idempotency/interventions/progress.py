@@ -51,7 +51,7 @@ def is_for_a_person(key: IdempotencyKey) -> bool:
 
 
 def state_of(key: Any) -> str:
-    """:param key: a row of ``finding.with_ages``."""
+    """:param key: a row of ``storage.ages``."""
     if key.state == State.SEALED.value:
         return _("expired") if key.kept_for <= timedelta(0) else _("sealed")
     if key.held_reason is not None:
@@ -60,7 +60,7 @@ def state_of(key: Any) -> str:
 
 
 def lease_of(key: Any) -> str:
-    """:param key: a claim in flight, as a row of ``finding.with_ages``."""
+    """:param key: a claim in flight, as a row of ``storage.ages``."""
     left: timedelta = key.lease_left
     return readable(left) if left > timedelta(0) else _("lapsed %s ago") % readable(-left)
 

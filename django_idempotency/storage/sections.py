@@ -14,6 +14,9 @@ from .partitions import covered
 # 64 MiB: read within a second from a disk that is slow.
 _BLOCKS = 8192
 _ROWS = 50_000
+# What was sealed lately, of each leaf: some ten thousand records, in milliseconds.
+_LATEST_BLOCKS = 512
+_LATEST_ROWS = 10_000
 
 _SIZE = """
 SELECT pg_relation_size(tableoid) / current_setting('block_size')::integer FROM idempotency_key_sealed
@@ -32,6 +35,7 @@ class Condition:
         return Condition(f"{self.sql} AND {other.sql}", self.arguments + other.arguments)
 
 
+_SEALED = Condition("state = 'sealed'", ())
 _SAYS_SOMETHING = Condition("(response_body IS NOT NULL OR response_headers <> '[]')", ())
 
 
@@ -40,32 +44,52 @@ def sections(connection: BaseDatabaseWrapper) -> list[Condition]:
     return list(_blocks(connection) if connection.vendor == "postgresql" else _row_numbers(connection))
 
 
+def latest(connection: BaseDatabaseWrapper) -> list[Condition]:
+    """Where the rows lie that were sealed last: at the end of each leaf, since hardly anything leaves one before it is
+    dropped."""
+    if connection.vendor == "postgresql":
+        leaves = ((leaf, size) for leaf, size in _leaves(connection) if size)
+        return [leaf & _from("ctid", "'({},0)'::tid", size - _LATEST_BLOCKS) for leaf, size in leaves]
+    return [_SEALED & _from("rowid", "{}", _last_row(connection) - _LATEST_ROWS)]
+
+
 def _blocks(connection: BaseDatabaseWrapper) -> Iterator[Condition]:
+    for leaf, size in _leaves(connection):
+        yield from (leaf & part for part in _parts("ctid", "'({},0)'::tid", size, _BLOCKS))
+
+
+def _leaves(connection: BaseDatabaseWrapper) -> Iterator[tuple[Condition, int]]:
+    """Each leaf, by the bounds that lead the planner to it and to no other, and its size in blocks."""
     _, intervals = covered(connection)
     for interval in sorted(intervals, reverse=True):
         bounds = (interval.lower, interval.upper)
         with connection.cursor() as cursor:
             cursor.execute(_SIZE, bounds)
             row = cursor.fetchone()
-        # By its bounds the planner goes to one leaf, and by the blocks to a part of it.
-        leaf = Condition("state = 'sealed' AND expires_at >= %s AND expires_at < %s", bounds)
-        yield from (leaf & part for part in _parts("ctid", "'({},0)'::tid", row[0] if row else 0, _BLOCKS))
+        yield _SEALED & Condition("expires_at >= %s AND expires_at < %s", bounds), row[0] if row else 0
 
 
 def _row_numbers(connection: BaseDatabaseWrapper) -> Iterator[Condition]:
+    parts = list(_parts("rowid", "{}", _last_row(connection), _ROWS))
+    return (_SEALED & part for part in reversed(parts))
+
+
+def _last_row(connection: BaseDatabaseWrapper) -> int:
     with connection.cursor() as cursor:
         cursor.execute("SELECT coalesce(max(rowid), 0) FROM idempotency_key")
-        (last,) = cursor.fetchone()
-    sealed = Condition("state = 'sealed'", ())
-    yield from (sealed & part for part in reversed(list(_parts("rowid", "{}", last, _ROWS))))
+        return int(cursor.fetchone()[0])
 
 
 def _parts(column: str, literal: str, length: int, step: int) -> Iterator[Condition]:
     """The last one has no end: rows may be added while the first ones are looked at."""
     *starts, last = range(0, max(length, 1), step)
     for start in starts:
-        yield Condition(f"{column} >= {literal.format(start)} AND {column} < {literal.format(start + step)}", ())
-    yield Condition(f"{column} >= {literal.format(last)}", ())
+        yield _from(column, literal, start) & Condition(f"{column} < {literal.format(start + step)}", ())
+    yield _from(column, literal, last)
+
+
+def _from(column: str, literal: str, start: int) -> Condition:
+    return Condition(f"{column} >= {literal.format(max(start, 0))}", ())
 
 
 def of_scope(scope: str) -> Condition:

@@ -8,9 +8,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import problems
-from .. import forget, partitions, reconcile, release, show, sweep
+from .. import forget, partitions, reconcile, release, show, status, sweep
 
 SUBCOMMANDS: dict[str, ModuleType] = {
+    "status": status,
     "partitions": partitions,
     "sweep": sweep,
     "show": show,
