@@ -100,3 +100,5 @@ def _observe(sender: object, *, outcome: Counted, route: str, age: float | None,
 
 REGISTRY.register(GaugesOfDatabases())
 counted.connect(_observe, dispatch_uid="django_idempotency.prometheus")
+
+__all__ = ["registry"]

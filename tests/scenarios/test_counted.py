@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from django_idempotency import signals
+from django_idempotency import IdempotencyMode, signals
+from django_idempotency.core.operations import registry
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.operations import operation
 from django_idempotency.storage import store_for
 from tests.support.crowds import Crowd
 from tests.support.leases import let_leases_lapse
@@ -175,6 +178,10 @@ def test_a_receiver_may_query_even_badly(site, way, mode):
     assert rows() == 1
 
 
+def _parts(answer):
+    return answer.status, answer.data
+
+
 class TestLate:
     HEADER = "First-Sent"
 
@@ -336,6 +343,21 @@ class TestObserveOnly:
     def test_a_body_that_could_not_be_compared_reaches_the_view(self, site, way):
         site.add(way(Handling(lambda call: Reply(201, {"got": len(call.django_request.body)})), {}))
         assert site.send(body=b'{"a": NaN}').status_code == 201
+
+    @every_way
+    def test_an_operation_runs_under_a_key_that_is_not_the_clients(self, site, heard, way):
+        @operation(f"observed.{uuid4().hex}")
+        def pay(op):
+            return op.finish(lambda: {"row": str(effect().pk)}, status=201)
+
+        try:
+            site.add(way(Handling(lambda call: Reply(*_parts(pay()))), {"mode": IdempotencyMode.PHASED}))
+            assert [site.send().status_code for _ in range(2)] == [201, 201]
+        finally:
+            registry._definitions.pop(pay.definition.name)
+        assert rows() == 2
+        assert "a-key" not in IdempotencyKey.objects.values_list("key", flat=True)
+        assert heard.take() == ["observed", "observed"]
 
     def test_it_is_said_once(self, site, caplog):
         from django_idempotency.http import exchange
