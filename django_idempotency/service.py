@@ -53,6 +53,10 @@ class Intent:
         """Whether the record of an earlier attempt may be gone already."""
         return self.age is not None and self.age > policy.retention.total_seconds()
 
+    def is_nearly_late(self, policy: ResolvedPolicy) -> bool:
+        """Whether the time for which a record is kept is nearly over."""
+        return self.age is not None and self.age > 3 / 4 * policy.retention.total_seconds() and not self.is_late(policy)
+
     def check_in_time(self, policy: ResolvedPolicy) -> None:
         """:raises TooLate: to run it might be the second time, and the policy wants none of that."""
         if self.age is not None and policy.refuse_late and self.is_late(policy):
@@ -73,6 +77,7 @@ class Execution:
         self._about: dict[str, Any] = {}
         self._arrival: Counted | None = None
         self._age: float | None = None
+        self._nearly_late = False
 
     @property
     def owns_key(self) -> bool:
@@ -86,7 +91,7 @@ class Execution:
         alias = database_for(policy, intent.scope)
         number = record_id(intent.scope, intent.key)
         self._about = {"route": operation_of(intent.scope), "record_id": number, "using": alias}
-        self._age = intent.age
+        self._age, self._nearly_late = intent.age, intent.is_nearly_late(policy)
         try:
             store = store_for(alias)
             if store.partitioned:
@@ -230,6 +235,8 @@ class Execution:
     def _arrived(self, outcome: Counted | None) -> None:
         if outcome is not None:
             tell(outcome, age=self._age, **self._about)
+            if self._nearly_late:
+                tell(Counted.NEARLY_LATE, **self._about)
 
     def _taken(self) -> TransactionalKey | PhasedKey | None:
         owned, self._owned = self._owned, None

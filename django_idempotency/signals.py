@@ -12,7 +12,7 @@ counted = Signal()
 """Sent for everything that is counted. Its sender is the outcome, so that a receiver can listen to one alone.
 
 :param outcome: a :class:`Counted`.
-:param route: the operation: view, action and method, such as ``shop.views.Orders:create:POST``.
+:param route: the operation: view, action and method, such as ``shop.views.Orders:create:POST``. Of a sweep the alias.
 :param record_id: of the record, or None where no key was looked at.
 :param using: the alias of the record's database, or None.
 :param age: seconds since the client first sent the request, or None where it does not say. On arrival only.

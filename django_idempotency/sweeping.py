@@ -84,6 +84,8 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
     refuse_outer_block(connections[alias])
     _keep_readings(alias)
     store = store_for(alias)
+    # Also where there is nothing to sweep: that somebody looks is what ``status`` wants to know.
+    tell(Counted.SWEEP, alias, using=alias)
     lease, stale_after = current().LEASE.total_seconds(), current().STALE_AFTER.total_seconds()
     for _ in range(limit):
         token = uuid4()

@@ -37,6 +37,9 @@ IDS: dict[str, str] = {
     "W038": "A duplicate may wait so long that the owner of its key becomes the victim of a deadlock.",
     "W040": "A call of an operation may take longer than its lease is renewed.",
     "W041": "A call that has no answer becomes a person's before a sweeper comes to it.",
+    "W050": "No sweeper has run, or none gets through.",
+    "W051": "A call that has no answer will soon be forgotten by the other side.",
+    "W052": "Vacuum does not keep up with the claims in flight.",
 }
 """By the end of the id (``django_idempotency.E001``). E stops ``check`` and whatever runs it; W does not."""
 

@@ -38,6 +38,9 @@ class Counted(str, Enum):
     LATE = "late"
     """No record stands under its key, and one that did may be gone. It was refused, or ran, as its policy says."""
 
+    NEARLY_LATE = "nearly_late"
+    """It came in the last quarter of the time for which its record is kept. Counted beside what became of it."""
+
     UNAVAILABLE = "unavailable"
     """503: the database of the keys did not answer. Beside NEW: it did not at the end, and the retry finds out."""
 
@@ -67,6 +70,9 @@ class Counted(str, Enum):
 
     RESOLVED = "resolved"
     """A person recorded what became of it."""
+
+    SWEEP = "sweep"
+    """A sweep of a database began, whose alias stands in the place of the route."""
 
 
 _REFUSALS: dict[type[BaseException], Counted] = {

@@ -16,9 +16,11 @@ from django.db.models.functions import Cast, Coalesce, Now
 from ..conf import current
 from ..core import pruning
 from ..core.pruning import Decision
+from ..core.signatures import Signature, in_counts
 from ..core.states import State
 from ..models import IdempotencyKey, OldestInFlight, OutcomeCount
 from ..readings import age_of_oldest, as_kept, route_of_scope
+from ..signatures import signatures, sums
 from ..storage import store_for
 from ..storage.base import NEVER
 from ..storage.partitions import SEALED
@@ -172,6 +174,16 @@ def _within(alias: str, seconds: float) -> Iterator[None]:
         (before, _) = cursor.fetchone()
         yield
         cursor.execute("SELECT set_config('statement_timeout', %s, true)", (before,))
+
+
+def signs(alias: str, *, of_records: bool) -> list[Signature]:
+    """Of broken clients, by the counts of a day.
+
+    :param of_records: also by the latest records, which takes longer than a page should.
+    """
+    if of_records:
+        return signatures(alias)
+    return list(in_counts(sums(since=timedelta(days=1)))) if alias == current().DATABASES[0] else []
 
 
 def partitions(alias: str) -> list[Decision] | None:

@@ -141,7 +141,7 @@ def _kind(interval: Interval, now: datetime) -> str:
 def _partition(decision: Decision) -> Sequence[str]:
     leaf = decision.leaf
     moments = (leaf.interval.lower, leaf.interval.upper) if leaf.interval else ()
-    bounds = [words.date_and_time(each) for each in moments] or ["-", "-"]
+    bounds = [words.moment(each) for each in moments] or ["-", "-"]
     return leaf.name, *bounds, filesizeformat(leaf.size), _("about %s") % words.whole(leaf.rows), _fate(decision)
 
 
@@ -162,7 +162,7 @@ def _stay(leaf: Leaf) -> str:
         return _("stays: it was not made by this app")
     if leaf.interval is None:
         return _("stays: its bounds are not two moments")
-    return _("dropped after %s") % words.date_and_time(leaf.interval.upper + MARGIN)
+    return _("dropped after %s") % words.moment(leaf.interval.upper + MARGIN)
 
 
 def storage(shares: Sequence[Share], total: int | None) -> str:

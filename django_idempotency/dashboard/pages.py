@@ -15,6 +15,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from ..conf import current
+from ..core.signatures import Kind
 from ..models import IdempotencyKey
 from . import data, figures, words
 from .ranges import RANGES, USUAL, Range
@@ -33,6 +34,12 @@ _TITLES = {
     "24h": gettext_lazy("24 hours"),
     "7d": gettext_lazy("7 days"),
     "14d": gettext_lazy("14 days"),
+}
+_SIGNS = {
+    Kind.MINTED: gettext_lazy("A new key for each attempt"),
+    Kind.NEVER_REPLAYED: gettext_lazy("Nobody comes back for an answer"),
+    Kind.REUSED: gettext_lazy("One key for different requests"),
+    Kind.LATE: gettext_lazy("Retries when records are gone"),
 }
 
 
@@ -60,6 +67,7 @@ class DashboardPages(_ModelAdmin):
             "opts": self.opts,
             "title": _("Dashboard of idempotency keys"),
             **page.claims(),
+            **page.signs(),
             **page.routes(),
             **page.storage(),
         }
@@ -74,6 +82,7 @@ class _Page:
         self.now = datetime.now(timezone.utc)
         self.range: Range = RANGES.get(request.GET.get("range", ""), USUAL)
         self.route = request.GET.get("route", "")
+        self.of_records = request.GET.get("signs") == "records"
         self.in_flight = data.in_flight(alias)
 
     def claims(self) -> dict[str, Any]:
@@ -91,6 +100,13 @@ class _Page:
             ),
             "databases": self._databases(),
         }  # fmt: skip
+
+    def signs(self) -> dict[str, Any]:
+        return {
+            "signs": [(_SIGNS[each.kind], each) for each in data.signs(self.alias, of_records=self.of_records)],
+            "of_records": self.of_records,
+            "look": self._address("dashboard", {"signs": "records"}),
+        }
 
     def routes(self) -> dict[str, Any]:
         every = data.history(self.alias, self.range, self.now)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone as timezones
+from datetime import datetime, timezone as timezones
 
 from django.utils import timezone
 from django.utils.formats import date_format, number_format
 from django.utils.translation import gettext as _
 
+from ..interventions.progress import moment, readable
 
-def readable(span: timedelta) -> str:
-    """``3 h``: one number is enough to see what has been going on for long."""
-    seconds = int(span.total_seconds())
-    if seconds < 120:
-        return _("%d s") % seconds
-    if seconds < 2 * 3600:
-        return _("%d min") % (seconds // 60)
-    if seconds < 2 * 86400:
-        return _("%d h") % (seconds // 3600)
-    return _("%d d") % (seconds // 86400)
+__all__ = ["at", "day", "moment", "percent", "readable", "whole"]
 
 
 def whole(n: int) -> str:
@@ -36,9 +28,5 @@ def at(epoch: float) -> str:
     return date_format(timezone.localtime(datetime.fromtimestamp(epoch, timezones.utc)), "SHORT_DATETIME_FORMAT")
 
 
-def day(moment: datetime) -> str:
-    return date_format(timezone.localtime(moment), "j M")
-
-
-def date_and_time(moment: datetime) -> str:
-    return date_format(timezone.localtime(moment), "DATETIME_FORMAT")
+def day(date: datetime) -> str:
+    return date_format(timezone.localtime(date), "j M")

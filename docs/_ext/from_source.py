@@ -167,6 +167,7 @@ _GROUPS = {
     "02": "Views",
     "03": "Databases, when they are asked",
     "04": "Operations",
+    "05": "Health, when the databases are asked",
 }
 
 

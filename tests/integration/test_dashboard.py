@@ -121,6 +121,31 @@ class TestClaims:
         assert not any(secret in page for secret in ("the-clients-key", "auth.user:5", "key-1", "auth.user:1"))
 
 
+class TestSigns:
+    def test_what_counts_say_is_on_the_page_with_what_to_do(self, viewer):
+        count(Counted.NEW, 100)
+        count(Counted.MISMATCH, 60)
+        page = viewer.get(PAGE)
+        ((title, sign),) = page.context["signs"]
+        assert (str(title), sign.route, sign.cases, sign.of) == ("One key for different requests", PAY, 60, 160)
+        assert sign.advice in text(page)
+
+    def test_none(self, viewer):
+        assert "None was found." in text(viewer.get(PAGE))
+
+    def test_records_are_looked_at_when_somebody_asks(self, viewer):
+        now = timezone.now()
+        for seconds in range(6):
+            claim(
+                state="sealed", lease_expires_at=None, claimed_at=now - timedelta(seconds=seconds), sealed_at=now,
+                expires_at=now + timedelta(hours=20), response_status=201, response_headers=[], response_body=b"{}",
+            )  # fmt: skip
+        page = viewer.get(PAGE)
+        assert page.context["signs"] == []
+        ((title, sign),) = viewer.get(page.context["look"]).context["signs"]
+        assert (str(title), sign.cases, sign.of) == ("A new key for each attempt", 5, 6)
+
+
 class TestHistory:
     def test_the_four_numbers_of_a_route(self, viewer):
         count(Counted.NEW, 150)
@@ -355,7 +380,7 @@ class TestCost:
         with CaptureQueriesContext(connection) as queries:
             assert viewer.get(PAGE).status_code == 200
         ours = [query["sql"] for query in queries if "idempotency_" in query["sql"] and "auth_" not in query["sql"]]
-        assert len(ours) == 5
+        assert len(ours) == 6
         asked = [sql for sql in ours if '"idempotency_key"' in sql]
         assert len(asked) == 2
         for sql in asked:

@@ -206,8 +206,15 @@ class TestLate:
         assert heard.take() == ["late"]
         assert (handler.entered, records()) == (0, 0)
         # In time it runs, under the same key.
-        assert site.send(headers=self.sent(timedelta(minutes=59))).status_code == 201
+        assert site.send(headers=self.sent(timedelta(minutes=44))).status_code == 201
         assert heard.take() == ["new"]
+
+    @every_way_and_mode
+    def test_in_the_last_quarter_of_its_time_it_is_told_besides(self, site, heard, way, mode):
+        site.add(way(Handling(answers()), {"mode": mode}))
+        for minutes, told in ((46, ["new", "nearly_late"]), (59, ["replayed", "nearly_late"]), (61, ["replayed"])):
+            site.send(headers=self.sent(timedelta(minutes=minutes)))
+            assert heard.take() == told
 
     @every_way_and_mode
     def test_a_record_that_stands_is_replayed_whenever(self, site, heard, way, mode):

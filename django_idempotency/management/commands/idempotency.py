@@ -8,9 +8,17 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import problems
-from .. import partitions, sweep
+from .. import forget, partitions, reconcile, release, show, status, sweep
 
-SUBCOMMANDS: dict[str, ModuleType] = {"partitions": partitions, "sweep": sweep}
+SUBCOMMANDS: dict[str, ModuleType] = {
+    "status": status,
+    "partitions": partitions,
+    "sweep": sweep,
+    "show": show,
+    "release": release,
+    "forget": forget,
+    "reconcile": reconcile,
+}
 """A subcommand is a module with a docstring, ``add_arguments(parser)`` and ``run(command, options)``."""
 
 
