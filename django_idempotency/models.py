@@ -113,8 +113,8 @@ class Tombstone(models.Model):
 
 
 class OutcomeCount(models.Model):
-    """How often something became of requests to one route within one minute. ``counting`` adds to it, and after a day
-    ``readings`` makes one row of each hour."""
+    """How often something became of requests to one route within one minute. ``counting`` adds to it, and later
+    ``readings`` makes one row of ten minutes, and of an hour."""
 
     pk = models.CompositePrimaryKey("minute", "route", "outcome")
     minute = models.DateTimeField(_("minute"), help_text=_("When it began, by the clock of the process that counted."))
@@ -136,7 +136,7 @@ class OutcomeCount(models.Model):
 
 class OldestInFlight(models.Model):
     """How long the oldest claim of one route had been in flight when a sweeper came by. ``readings`` writes it, and
-    after a day keeps the longest of each hour."""
+    later keeps the longest of ten minutes, and of an hour."""
 
     pk = models.CompositePrimaryKey("minute", "route")
     minute = models.DateTimeField(_("minute"), help_text=_("When it was read, by the clock of the process that did."))

@@ -1,8 +1,8 @@
 """What can only be read while it lasts: how long the oldest claim of each route has been in flight.
 
 A sweeper notes it as it comes by. That is about once a minute, off the path of every request, and goes on when all
-requests hang. Where no sweeper came, there is no reading. It also adds up by the hour what was noted and counted more
-than a day ago.
+requests hang. Where no sweeper came, there is no reading. It also makes coarser what was noted and counted hours
+and days ago.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from django.db.models.functions import Left, Now, StrIndex, Substr
 from .conf import current
 from .core.states import State
 from .models import IdempotencyKey, OldestInFlight
-from .storage import by_hour
+from .storage import coarsening
 
-_BY_MINUTE = timedelta(days=1)
+# After how long, and by how many minutes: each is a part of the pieces that the dashboard shows by then.
+_PIECES = ((timedelta(hours=2), 10), (timedelta(days=1), 60))
 
 
 def route_of_scope() -> Expression:
@@ -55,13 +56,14 @@ def note_oldest(alias: str) -> None:
     readings.filter(minute__lt=as_kept(minute - current().COUNTS_RETENTION, alias)).delete()
 
 
-def add_up(alias: str) -> None:
-    """Keep the counts and readings of what was more than a day ago by the hour.
+def coarsen(alias: str) -> None:
+    """Keep the counts and readings of what is long over by longer pieces of time.
 
     :raises django.db.Error: it could not be done, and they stay as they are.
     """
     hour = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
-    by_hour.add_up(connections[alias], as_kept(hour - _BY_MINUTE, alias))
+    for after, minutes in _PIECES:
+        coarsening.coarsen(connections[alias], as_kept(hour - after, alias), minutes)
 
 
 def as_kept(moment: datetime, alias: str) -> datetime:

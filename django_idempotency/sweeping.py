@@ -106,7 +106,7 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
 def _keep_readings(alias: str) -> None:
     try:
         readings.note_oldest(alias)
-        readings.add_up(alias)
+        readings.coarsen(alias)
     except DatabaseFailure:
         # What is stale matters more than a picture of it.
         logger.exception("The age of the oldest claim on %r could not be noted.", alias)

@@ -10,7 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 from django.template.defaultfilters import filesizeformat
-from django.utils.html import format_html, format_html_join
+from django.utils.html import escape
+from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 
 from ..core.intervals import Interval
@@ -184,14 +185,9 @@ def storage(shares: Sequence[Share], total: int | None) -> str:
 
 def table_rows(rows: Iterable[Sequence[str]]) -> str:
     """Markup, each row headed by its first cell. Here, because loops in a template took most of the time of a page."""
-    return format_html_join(
-        "\n",
-        "<tr>{}</tr>",
-        (
-            (
-                format_html('<th scope="row">{}</th>', first)
-                + format_html_join("", "<td>{}</td>", ((x,) for x in others)),
-            )
+    return mark_safe(  # noqa: S308 - every cell is escaped
+        "\n".join(
+            f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in others)}</tr>'
             for first, *others in rows
-        ),
+        )
     )

@@ -225,19 +225,29 @@ class TestReadings:
         readings.note_oldest("default")
         assert [each.seconds for each in OldestInFlight.objects.all()] == [6]
 
-    def test_after_a_day_the_minutes_of_an_hour_become_one_and_nothing_is_lost(self, viewer):
-        two_days_ago = timezone.now().replace(minute=0, second=0, microsecond=0) - timedelta(days=2)
+    @pytest.mark.parametrize(("hours", "left"), [(1.5, [1, 20, 300]), (20, [21, 300]), (48, [321])])
+    def test_what_is_over_is_kept_in_longer_pieces_and_nothing_is_lost(self, viewer, hours, left):
+        now = timezone.now()
+        hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours // 1)
         for minute, n in ((0, 1), (7, 20), (59, 300)):
-            ago = timezone.now() - two_days_ago - timedelta(minutes=minute)
-            count(Counted.NEW, n, ago=ago)
-            reading(n, ago=ago)
-        count(Counted.NEW, 4000, ago=timedelta(hours=20))
-        before = viewer.get(PAGE, {"range": "7d"}).context["routes"]
+            count(Counted.NEW, n, ago=now - hour - timedelta(minutes=minute))
+            reading(n, ago=now - hour - timedelta(minutes=minute))
+        count(Counted.NEW, 4000, ago=timedelta(0))
+
+        def shown():
+            pages = [viewer.get(PAGE, {"range": each}) for each in ("1h", "24h", "7d", "14d")]
+            # Not the pictures, which move on with each minute.
+            return [(each.name, each.requests, each.rows) for page in pages for each in page.context["routes"]]
+
+        before = shown()
         for _ in range(2):
-            readings.add_up("default")
-        assert list(OutcomeCount.objects.order_by("minute").values_list("n", flat=True)) == [321, 4000]
-        assert list(OldestInFlight.objects.values_list("minute", "seconds")) == [(two_days_ago, 300)]
-        assert viewer.get(PAGE, {"range": "7d"}).context["routes"] == before
+            readings.coarsen("default")
+        *old, new = OutcomeCount.objects.order_by("minute").values_list("n", flat=True)
+        assert (old, new) == (left, 4000)
+        longest = list(OldestInFlight.objects.order_by("minute").values_list("seconds", flat=True))
+        assert longest == {3: [1, 20, 300], 2: [20, 300], 1: [300]}[len(left)]
+        assert OldestInFlight.objects.earliest("minute").minute == hour
+        assert shown() == before
 
 
 class TestStorage:
