@@ -30,7 +30,7 @@ from .core.states import State
 from .interventions.pages import InterventionPages
 from .interventions.progress import is_for_a_person, next_sweep, steps_of
 from .models import IdempotencyKey
-from .storage.base import NEVER
+from .storage.base import first_never
 
 if TYPE_CHECKING:
     Keys = QuerySet[IdempotencyKey]
@@ -73,7 +73,7 @@ class StateFilter(admin.SimpleListFilter):
         if self.value() == _HELD:
             return _in_flight(queryset).filter(held_reason__isnull=False)
         if self.value() == _FOR_A_PERSON:
-            return _in_flight(queryset).filter(sweep_after__gte=NEVER)
+            return _in_flight(queryset).filter(sweep_after__gte=first_never())
         # A search says itself where to look.
         return None if request.GET.get(SEARCH_VAR) else _in_flight(queryset)
 

@@ -26,6 +26,7 @@ IDS: dict[str, str] = {
     "W026": "Two views were given the same operation name.",
     "W027": "A middleware with process_template_response comes too late for recorded responses.",
     "W028": "Routes of one view class with other arguments come to the same operation name.",
+    "W029": "A success leaves the key free, and what it reports is rolled back.",
     "E030": "A database that holds keys cannot be reached.",
     "W031": "Migrations are not applied.",
     "E032": "The table of keys, or a function that belongs to it, is missing.",
@@ -35,6 +36,7 @@ IDS: dict[str, str] = {
     "E036": "Partitions do not cover the retention, and this role cannot make them.",
     "W037": "Partitions end soon, or are left to the next request to make.",
     "W038": "A duplicate may wait so long that the owner of its key becomes the victim of a deadlock.",
+    "W039": "The wait of a duplicate is ended by statement_timeout.",
     "W040": "A call of an operation may take longer than its lease is renewed.",
     "W041": "A call that has no answer becomes a person's before a sweeper comes to it.",
 }

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _, ngettext
 
 from ..core.progress import StepKind
 from ..models import IdempotencyKey
-from ..storage.base import NEVER
+from ..storage.base import first_never
 
 
 def steps_of(key: IdempotencyKey) -> Iterator[str]:
@@ -46,7 +46,7 @@ def next_sweep(key: IdempotencyKey) -> str:
 
 
 def is_for_a_person(key: IdempotencyKey) -> bool:
-    return key.sweep_after is not None and key.sweep_after >= NEVER
+    return key.sweep_after is not None and key.sweep_after >= first_never()
 
 
 def moment(when: datetime) -> str:
