@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from django.conf import settings
 from django.db import connections
 from django.db.models import DurationField, Expression, ExpressionWrapper, F, Min, Value
 from django.db.models.functions import Left, Now, StrIndex, Substr
@@ -18,6 +17,7 @@ from .conf import current
 from .core.states import State
 from .models import IdempotencyKey, OldestInFlight
 from .storage import coarsening
+from .storage.base import as_kept
 
 # After how long, and by how many minutes: each is a part of the pieces that the dashboard shows by then.
 _PIECES = ((timedelta(hours=2), 10), (timedelta(days=1), 60))
@@ -48,12 +48,12 @@ def note_oldest(alias: str) -> None:
     readings = OldestInFlight.objects.using(alias)
     readings.bulk_create(
         (
-            OldestInFlight(minute=as_kept(minute, alias), route=route, seconds=max(0, int(age.total_seconds())))
+            OldestInFlight(minute=as_stored(minute, alias), route=route, seconds=max(0, int(age.total_seconds())))
             for route, age in ages
         ),
         ignore_conflicts=True,
     )
-    readings.filter(minute__lt=as_kept(minute - current().COUNTS_RETENTION, alias)).delete()
+    readings.filter(minute__lt=as_stored(minute - current().COUNTS_RETENTION, alias)).delete()
 
 
 def coarsen(alias: str) -> None:
@@ -63,11 +63,9 @@ def coarsen(alias: str) -> None:
     """
     hour = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
     for after, minutes in _PIECES:
-        coarsening.coarsen(connections[alias], as_kept(hour - after, alias), minutes)
+        coarsening.coarsen(connections[alias], as_stored(hour - after, alias), minutes)
 
 
-def as_kept(moment: datetime, alias: str) -> datetime:
-    """A moment as the tables of counts and readings keep it: SQLite without USE_TZ has no time zones, and keeps UTC."""
-    if settings.USE_TZ or connections[alias].vendor == "postgresql":
-        return moment
-    return moment.replace(tzinfo=None)
+def as_stored(moment: datetime, alias: str) -> datetime:
+    """As the tables of counts and readings have it. PostgreSQL knows time zones, whatever USE_TZ says."""
+    return moment if connections[alias].vendor == "postgresql" else as_kept(moment)

@@ -8,8 +8,8 @@ from . import errors
 
 
 class Counted(str, Enum):
-    """What became of a request: one word on its arrival, and RELEASED, FENCED, HELD or UNAVAILABLE besides where the key
-    that it owned did not end with an answer. Sweepers and persons have their own."""
+    """What became of a request: one word on its arrival, and RELEASED, FENCED, HELD or UNAVAILABLE besides where the
+    key that it owned did not end with an answer. Sweepers and persons have their own."""
 
     NEW = "new"
     """Its key was free; it ran."""

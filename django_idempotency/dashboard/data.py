@@ -19,10 +19,10 @@ from ..core.pruning import Decision
 from ..core.signatures import Signature, in_counts
 from ..core.states import State
 from ..models import IdempotencyKey, OldestInFlight, OutcomeCount
-from ..readings import age_of_oldest, as_kept, route_of_scope
+from ..readings import age_of_oldest, as_stored, route_of_scope
 from ..signatures import signatures, sums
 from ..storage import store_for
-from ..storage.base import NEVER
+from ..storage.base import first_never
 from ..storage.partitions import SEALED
 from ..storage.pruning import leaves, trusted_now
 from .ranges import Range
@@ -67,7 +67,7 @@ def in_flight(alias: str) -> list[InFlight]:
         n=Count("pk"),
         stuck=Count("pk", filter=Q(lease_expires_at__lte=Now())),
         held=Count("pk", filter=Q(held_reason__isnull=False)),
-        for_a_person=Count("pk", filter=Q(sweep_after__gte=as_kept(NEVER, alias))),
+        for_a_person=Count("pk", filter=Q(sweep_after__gte=first_never())),
         oldest=age_of_oldest(),
     )
     return sorted((InFlight(*row) for row in routes), key=lambda each: each.oldest, reverse=True)
@@ -79,7 +79,7 @@ def history(alias: str, shown: Range, now: datetime) -> list[Series]:
     Those are of all databases together, and in the first of them.
     """
     first = shown.first(now.timestamp())
-    since = as_kept(datetime.fromtimestamp(first * shown.step, timezone.utc), alias)
+    since = as_stored(datetime.fromtimestamp(first * shown.step, timezone.utc), alias)
     piece = _Piece(F("minute"), step=shown.step) - first
     counts = (
         OutcomeCount.objects.using(current().DATABASES[0]).filter(minute__gte=since, outcome__in=ANSWERED).order_by()
