@@ -1,5 +1,5 @@
-"""The keys, to be looked at, and decisions about those that are stuck. Nothing else here changes one, and no page costs
-more when a million are sealed.
+"""The keys, to be looked at, a dashboard, and decisions about those that are stuck. Nothing else here changes one, and
+no page costs more when a million are sealed.
 
 Claims in flight are a few rows in a leaf of their own. Sealed records are many: the first of them are shown, by primary
 key, and any one is found by its id. So there is no count of all, no free filter and no sorting by a column.
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
-from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
+from django.db.models import QuerySet
 from django.db.models.functions import Length, Now
 from django.http import HttpRequest
 from django.utils.functional import cached_property
@@ -27,9 +26,11 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from .conf import current
 from .core.states import State
+from .dashboard.pages import DashboardPages
 from .interventions.pages import InterventionPages
-from .interventions.progress import is_for_a_person, next_sweep, steps_of
+from .interventions.progress import lease_of, next_sweep, readable, state_of, steps_of
 from .models import IdempotencyKey
+from .storage.ages import with_ages
 from .storage.base import first_never
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class FirstFew(_Paginator):
 
 
 @admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(InterventionPages):
+class IdempotencyKeyAdmin(DashboardPages, InterventionPages):
     list_display = ("id", "state_now", "scope", "age", "lease_left", "attempts", "mode")
     list_filter = (StateFilter, DatabaseFilter)
     list_per_page = 100
@@ -148,17 +149,7 @@ class IdempotencyKeyAdmin(InterventionPages):
         return lookup in (_STATE, _DATABASE)
 
     def get_queryset(self, request: HttpRequest) -> Keys:
-        return (
-            super()
-            .get_queryset(request)
-            .using(alias_of(request))
-            .defer("response_body", "response_headers", "parameters")
-            .annotate(
-                age=_span(Now(), F("claimed_at")),
-                lease_left=_span(F("lease_expires_at"), Now()),
-                kept_for=_span(F("expires_at"), Now()),
-            )
-        )
+        return with_ages(super().get_queryset(request).using(alias_of(request)))
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         claims = request.GET.get(_STATE) != State.SEALED.value and not request.GET.get(SEARCH_VAR)
@@ -180,11 +171,7 @@ class IdempotencyKeyAdmin(InterventionPages):
 
     @admin.display(description=gettext_lazy("state"))
     def state_now(self, key: Any) -> str:
-        if key.state == State.SEALED.value:
-            return _("expired") if key.kept_for <= timedelta(0) else _("sealed")
-        if key.held_reason is not None:
-            return _("left to a person") if is_for_a_person(key) else _("held")
-        return _("stuck") if key.lease_left <= timedelta(0) else _("in flight")
+        return state_of(key)
 
     @admin.display(description=gettext_lazy("age"))
     def age(self, key: Any) -> str:
@@ -192,10 +179,7 @@ class IdempotencyKeyAdmin(InterventionPages):
 
     @admin.display(description=gettext_lazy("lease left"))
     def lease_left(self, key: Any) -> str | None:
-        left: timedelta | None = key.lease_left
-        if left is None:
-            return None
-        return readable(left) if left > timedelta(0) else _("lapsed %s ago") % readable(-left)
+        return None if key.lease_left is None else lease_of(key)
 
     @admin.display(description=gettext_lazy("steps"))
     def steps_so_far(self, key: IdempotencyKey) -> str | None:
@@ -230,22 +214,5 @@ def alias_of(request: HttpRequest) -> str:
     return asked if asked in aliases else aliases[0]
 
 
-def readable(span: timedelta) -> str:
-    """``3 h``: one number is enough to see what has been going on for long."""
-    seconds = int(span.total_seconds())
-    if seconds < 120:
-        return _("%d s") % seconds
-    if seconds < 2 * 3600:
-        return _("%d min") % (seconds // 60)
-    if seconds < 2 * 86400:
-        return _("%d h") % (seconds // 3600)
-    return _("%d d") % (seconds // 86400)
-
-
 def _in_flight(keys: Keys) -> Keys:
     return keys.filter(state=State.IN_FLIGHT.value)
-
-
-def _span(later: Any, earlier: Any) -> Any:
-    """By the clock of the database, as leases are."""
-    return ExpressionWrapper(later - earlier, output_field=DurationField())

@@ -10,9 +10,14 @@ class IdempotencyConfig(AppConfig):
     def ready(self) -> None:
         import os
 
-        from . import checks, failpoints  # noqa: F401 - importing the checks registers them
+        # Importing the checks registers them, and importing what counts lets it listen.
+        from . import checks, counting, failpoints  # noqa: F401
         from .conf import current, problems
 
         # Faults of the settings are for the system check to report, with their hints.
-        if not problems() and current().FAILPOINTS_ENABLED:
+        if problems():
+            return
+        if current().FAILPOINTS_ENABLED:
             failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
+        if current().PROMETHEUS:
+            from . import prometheus  # noqa: F401

@@ -115,6 +115,28 @@ SETTINGS: dict[str, Setting] = {
         FIELD_VALIDATORS["max_wait"],
         "How long after the end of its lease a sweeper takes a claim up; an operation may say otherwise.",
     ),
+    "FIRST_SENT_HEADER": Setting(
+        None, _header_name, "Request header in which clients say when they first sent a request; None: they do not."
+    ),
+    "REFUSE_LATE": _policy(
+        "refuse_late", False, "Refuse what was first sent longer ago than the retention and has no record."
+    ),
+    "TRUST_UUID7": _policy("trust_uuid7", False, "Take the time in a UUIDv7 key for when its request was first sent."),
+    "COUNTS": Setting(
+        True,
+        FIELD_VALIDATORS["required"],
+        "Keep how often each outcome occurs, by minute, in the first of DATABASES.",
+    ),
+    "COUNTS_RETENTION": Setting(timedelta(days=14), FIELD_VALIDATORS["retention"], "How long these counts are kept."),
+    "PROMETHEUS": Setting(
+        False, FIELD_VALIDATORS["required"], 'Export metrics through prometheus-client (the extra "prometheus").'
+    ),
+    "OBSERVE_ONLY": Setting(
+        False,
+        FIELD_VALIDATORS["required"],
+        "Protect nothing: count and log what clients send, and let every request through. For the time before a "
+        "roll-out.",
+    ),
     "FAILPOINTS_ENABLED": Setting(
         False,
         FIELD_VALIDATORS["required"],

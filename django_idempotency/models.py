@@ -1,5 +1,5 @@
-"""The keys, and what is left of those that have expired. Behaviour lives in ``service`` and ``storage``; this is the
-shape.
+"""The keys, what is left of those that have expired, how often what became of requests, and how long the oldest was in
+flight. Behaviour lives elsewhere; this is the shape.
 """
 
 from __future__ import annotations
@@ -110,3 +110,44 @@ class Tombstone(models.Model):
 
     def __str__(self) -> str:
         return str(self.id)
+
+
+class OutcomeCount(models.Model):
+    """How often something became of requests to one route within one minute. ``counting`` adds to it, and later
+    ``readings`` makes one row of ten minutes, and of an hour."""
+
+    pk = models.CompositePrimaryKey("minute", "route", "outcome")
+    minute = models.DateTimeField(_("minute"), help_text=_("When it began, by the clock of the process that counted."))
+    route = models.CharField(
+        _("route"), max_length=255, help_text=_("The operation: view, action and method. Cut off where it is longer.")
+    )
+    outcome = models.CharField(_("outcome"), max_length=32, help_text=_("One of core.counted.Counted."))
+    n = models.BigIntegerField(_("how often"))
+
+    class Meta:
+        db_table = "idempotency_outcome_count"
+        verbose_name = _("count of outcomes")
+        verbose_name_plural = _("counts of outcomes")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.minute:%Y-%m-%d %H:%M} {self.route} {self.outcome}: {self.n}"
+
+
+class OldestInFlight(models.Model):
+    """How long the oldest claim of one route had been in flight when a sweeper came by. ``readings`` writes it, and
+    later keeps the longest of ten minutes, and of an hour."""
+
+    pk = models.CompositePrimaryKey("minute", "route")
+    minute = models.DateTimeField(_("minute"), help_text=_("When it was read, by the clock of the process that did."))
+    route = models.CharField(_("route"), max_length=255)
+    seconds = models.BigIntegerField(_("age in seconds"), help_text=_("By the clock of the database."))
+
+    class Meta:
+        db_table = "idempotency_oldest_in_flight"
+        verbose_name = _("age of the oldest in flight")
+        verbose_name_plural = _("ages of the oldest in flight")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.minute:%Y-%m-%d %H:%M} {self.route}: {self.seconds} s"

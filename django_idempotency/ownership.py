@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from django.db import Error as DatabaseFailure, IntegrityError, connections, transaction
 
 from . import retention
+from .core.counted import Counted
 from .core.errors import (
     BrokenTransaction,
     LeaseLost,
@@ -44,10 +45,13 @@ class Outcome:
 
 @dataclass
 class OwnedKey:
+    """:param ended: how, where that is not by an answer."""
+
     store: Store
     claim: Claim
     policy: ResolvedPolicy
     mode: Mode
+    ended: Counted | None = field(default=None, kw_only=True)
 
     def seal(self, response: RecordedResponse, *, durable: bool) -> None:
         """Record the outcome in the open transaction, which the caller commits.
@@ -64,6 +68,7 @@ class OwnedKey:
             sealing = self._try_seal(response, durable)
         if sealing is Sealing.LOST:
             logger.warning("%s was taken over while this attempt ran; its writes are rolled back.", self.claim.id)
+            self.ended = Counted.FENCED
             raise LeaseLost
         if sealing is not Sealing.SEALED:
             raise StoreUnavailable(f"no partition of {self.store.alias!r} takes the record")
@@ -132,6 +137,7 @@ class TransactionalKey(OwnedKey):
         hit("before_release")
         if self.mode.release():
             logger.info("%s is released.", self.claim.id)
+            self.ended = self.ended or Counted.RELEASED
         hit("after_release")
         if isinstance(error, DatabaseFailure) and (why := passing(error)):
             logger.warning("%s was rolled back by the database: %s.", self.claim.id, why)
@@ -176,7 +182,8 @@ class TransactionalKey(OwnedKey):
                 return
             if not database_refused(error):
                 raise OutcomeUnknown from error
-            self.mode.release()
+            if self.mode.release():
+                self.ended = Counted.RELEASED
             if passing(error):
                 raise TransactionConflict from error
             raise  # of a deferred constraint or trigger: the project's own error

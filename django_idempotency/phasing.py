@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFailure, connections
 
+from .core.counted import Counted
 from .core.errors import Explained, ForAPerson, IdempotencyError, LeaseLost, OutcomeUnknown, TransactionConflict
 from .core.progress import Progress
 from .core.states import Record, RecordedResponse, State
@@ -52,6 +53,7 @@ class PhasedKey(OwnedKey):
         )
         if not advanced:
             logger.warning("%s was taken over; this attempt at %s stops.", self.claim.id, progress.operation)
+            self.ended = Counted.FENCED
             raise LeaseLost
 
     def _try_advance(self, progress: Progress, stale_after: float, durable: bool) -> bool:
@@ -100,6 +102,7 @@ class PhasedKey(OwnedKey):
         hit("after_release")
         if record is None:
             logger.info("%s is released.", self.claim.id)
+            self.ended = Counted.RELEASED
             if isinstance(error, DatabaseFailure) and passing(error):
                 raise TransactionConflict from error
         elif record.state is State.SEALED and record.response is not None:
@@ -128,6 +131,7 @@ class PhasedKey(OwnedKey):
     def hold(self, reason: str, *, sweep_after: float | None = 0.0, cause: BaseException | None = None) -> None:
         """Leave the key in flight, for a sweeper or a person to find out. Never an error: the lease ends anyway."""
         logger.error("%s is held: %s", self.claim.id, reason, exc_info=cause)
+        self.ended = Counted.HELD
         self.mode.before_seal()
         try:
             also_if_broken(

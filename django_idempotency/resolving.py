@@ -18,8 +18,11 @@ from uuid import uuid4
 from django.db import connections, transaction
 
 from .conf import current
+from .core.counted import Counted
 from .core.documents import as_document
+from .core.scope import operation_of
 from .core.states import IdempotencyMode, Record, RecordedResponse, Seen, State
+from .signals import tell
 from .storage import Store, store_for
 from .sweeping import Swept, discover, own, resolve
 
@@ -77,11 +80,14 @@ def release_by_person(alias: str, seen: Seen, note: Callable[[], object], *, wha
     :raises Refused: nothing was released.
     """
     store = store_for(alias)
+    record = store.find(seen.id)
     with _decided(store, seen):
         if not store.release_seen(seen, whatever_happened=whatever_happened):
             raise _NotAsSeen(or_begun=not whatever_happened)
         note()
     logger.warning("%s is released by a person.", seen.id)
+    if record is not None:
+        _tell(Counted.RELEASED, store, record)
 
 
 def resolve_by_person(alias: str, seen: Seen, note: Callable[[], object], *, status: int, data: Any) -> None:
@@ -109,6 +115,11 @@ def resolve_by_person(alias: str, seen: Seen, note: Callable[[], object], *, sta
         key.seal(response, durable=durable)
         note()
     logger.warning("%s is resolved by a person, with %d.", seen.id, status)
+    _tell(Counted.RESOLVED, store, record)
+
+
+def _tell(outcome: Counted, store: Store, record: Record) -> None:
+    tell(outcome, operation_of(record.scope), record_id=record.id, using=store.alias)
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,24 @@ effect, and the answer leaves after its COMMIT.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFailure, router
 
 from . import retention
 from .conf import current
-from .core.errors import Held, InProgress, KeyExpired, KeyReused, StoreUnavailable
+from .core.counted import Counted, counted_as
+from .core.errors import Held, IdempotencyError, InProgress, KeyExpired, KeyReused, StoreUnavailable, TooLate
 from .core.fingerprint import SCHEME, Content, fingerprint
 from .core.keys import record_id
 from .core.operations import may_send_again, registry
 from .core.policy import ResolvedPolicy
+from .core.scope import operation_of
 from .core.states import Claim, IdempotencyMode, Record, RecordedResponse, State, Verdict
 from .failpoints import hit
 from .models import IdempotencyKey
@@ -27,6 +32,7 @@ from .modes import MODES, Mode
 from .ownership import Outcome, TransactionalKey, kind
 from .phasing import PhasedKey, current_key
 from .request_transactions import RequestTransactions
+from .signals import tell
 from .storage import Store, store_for
 
 logger = logging.getLogger("django_idempotency")
@@ -34,11 +40,28 @@ logger = logging.getLogger("django_idempotency")
 
 @dataclass(frozen=True)
 class Intent:
-    """What the client asked for: a key within a scope, and the content that tells this request from another."""
+    """What the client asked for: a key within a scope, and the content that tells this request from another.
+
+    :param age: seconds since the client first sent it, if it says so.
+    """
 
     scope: str
     key: str
     content: Content
+    age: float | None = None
+
+    def is_late(self, policy: ResolvedPolicy) -> bool:
+        """Whether the record of an earlier attempt may be gone already."""
+        return self.age is not None and self.age > policy.retention.total_seconds()
+
+    def is_nearly_late(self, policy: ResolvedPolicy) -> bool:
+        """Whether the time for which a record is kept is nearly over."""
+        return self.age is not None and self.age > 3 / 4 * policy.retention.total_seconds() and not self.is_late(policy)
+
+    def check_in_time(self, policy: ResolvedPolicy) -> None:
+        """:raises TooLate: to run it might be the second time, and the policy wants none of that."""
+        if self.age is not None and policy.refuse_late and self.is_late(policy):
+            raise TooLate(self.age, policy.retention.total_seconds())
 
 
 class Execution:
@@ -52,6 +75,10 @@ class Execution:
         self.transactions = transactions
         self._owned: TransactionalKey | PhasedKey | None = None
         self._outer: PhasedKey | None = None
+        self._about: dict[str, Any] = {}
+        self._arrival: Counted | None = None
+        self._age: float | None = None
+        self._nearly_late = False
 
     @property
     def owns_key(self) -> bool:
@@ -63,24 +90,33 @@ class Execution:
         :raises IdempotencyError: neither. Nothing has run, and every transaction is rolled back.
         """
         alias = database_for(policy, intent.scope)
+        number = record_id(intent.scope, intent.key)
+        self._about = {"route": operation_of(intent.scope), "record_id": number, "using": alias}
+        self._age, self._nearly_late = intent.age, intent.is_nearly_late(policy)
         try:
             store = store_for(alias)
             if store.partitioned:
                 retention.ensure_leaf(alias, policy.retention)
             hit("before_claim")
-            record = self._claim(store, intent, policy)
+            record = self._claim(store, number, intent, policy)
             hit("after_claim")
         except BaseException as error:
             self.abandon()
             if isinstance(error, DatabaseFailure):
                 logger.error("The keys on %r cannot be reached: %s", alias, kind(error))  # noqa: TRY400 - no values
+                self._arrived(Counted.UNAVAILABLE)
                 raise StoreUnavailable(kind(error)) from error
+            if isinstance(error, IdempotencyError):
+                _log_refusal(number, error)
+                self._arrived(counted_as(error))
             raise
+        if record is not None:
+            self._arrived(Counted.REPLAYED)
         return record
 
-    def _claim(self, store: Store, intent: Intent, policy: ResolvedPolicy) -> Record | None:
+    def _claim(self, store: Store, id: UUID, intent: Intent, policy: ResolvedPolicy) -> Record | None:
         claim = Claim(
-            id=record_id(intent.scope, intent.key),
+            id=id,
             scope=intent.scope,
             key=intent.key,
             fingerprint=fingerprint(intent.content, policy.fingerprint),
@@ -109,13 +145,21 @@ class Execution:
                 return answer.record
             _check_lapsed(answer.record)
             _check_resumable(store, answer.record, policy)
+            if answer.record.progress is None:
+                intent.check_in_time(policy)
             if not mode.take_over(answer.record):
                 raise InProgress
             logger.warning("%s is taken over: its lease lapsed after attempt %d.", claim.id, answer.record.attempts)
         else:
+            try:
+                intent.check_in_time(policy)
+            except TooLate:
+                mode.release()
+                raise
             logger.info("%s is claimed.", claim.id)
         self._own(store, claim, policy, mode, resumed=answer.record is not None)
         mode.begin()
+        self._arrival = self._arrival or _arrival(intent, policy, answer.record)
         return None
 
     def _own(self, store: Store, claim: Claim, policy: ResolvedPolicy, mode: Mode, *, resumed: bool) -> None:
@@ -141,10 +185,11 @@ class Execution:
         :raises IdempotencyError: the response must not be sent, and this is the answer instead.
         """
         owned = self._taken()
-        if owned is None:
-            self.transactions.commit()
-            return None
-        return owned.finish(outcome)
+        with self._telling(owned):
+            if owned is None:
+                self.transactions.commit()
+                return None
+            return owned.finish(outcome)
 
     def abandon(self, error: BaseException | None = None) -> None:
         """No outcome: roll everything back, and release the key if it is ours and nothing has begun under it.
@@ -153,14 +198,46 @@ class Execution:
         :raises IdempotencyError: a better answer than that error.
         """
         owned = self._taken()
-        if owned is None:
-            self.transactions.roll_back()
-        else:
-            owned.abandon(error)
+        with self._telling(owned):
+            if owned is None:
+                self.transactions.roll_back()
+            else:
+                owned.abandon(error)
 
     def leave(self) -> None:
         """The operation has sealed its answer, and nobody is told of it here."""
-        self._taken()
+        with self._telling(self._taken()):
+            pass
+
+    def pass_by(self, outcome: Counted, route: str) -> None:
+        """Let through what has no key that is looked up, and tell of it once the transactions have ended."""
+        self._about, self._arrival = {"route": route}, outcome
+
+    def pass_on(self) -> None:
+        """No key is owned: commit."""
+        with self._telling(None):
+            self.transactions.commit()
+
+    @contextmanager
+    def _telling(self, owned: TransactionalKey | PhasedKey | None) -> Iterator[None]:
+        """Tell what became of the request, behind the end of its transactions: a receiver may query the database."""
+        ended = None
+        try:
+            yield
+        except BaseException as error:
+            ended = counted_as(error)
+            raise
+        finally:
+            self._arrived(self._arrival)
+            self._arrival = None
+            if owned is not None and (outcome := owned.ended or ended):
+                tell(outcome, **self._about)
+
+    def _arrived(self, outcome: Counted | None) -> None:
+        if outcome is not None:
+            tell(outcome, age=self._age, **self._about)
+            if self._nearly_late:
+                tell(Counted.NEARLY_LATE, **self._about)
 
     def _taken(self) -> TransactionalKey | PhasedKey | None:
         owned, self._owned = self._owned, None
@@ -183,6 +260,19 @@ def database_for(policy: ResolvedPolicy, scope: str) -> str:
     return alias
 
 
+def _arrival(intent: Intent, policy: ResolvedPolicy, taken_over: Record | None) -> Counted:
+    if intent.is_late(policy) and (taken_over is None or taken_over.progress is None):
+        return Counted.LATE
+    return Counted.NEW if taken_over is None else Counted.TAKEOVER
+
+
+def _log_refusal(id: UUID, error: IdempotencyError) -> None:
+    if isinstance(error, StoreUnavailable):
+        logger.error("%s is refused: %s", id, error.reason)
+    else:
+        logger.info("%s is refused: %s.", id, error.slug)
+
+
 def _check_same_request(record: Record, intent: Intent, policy: ResolvedPolicy) -> None:
     """Compared under the rules of the record's own version.
 
@@ -195,7 +285,6 @@ def _check_same_request(record: Record, intent: Intent, policy: ResolvedPolicy) 
     except ValueError as error:
         raise StoreUnavailable(f"{record.id} was fingerprinted by a newer release") from error
     if ours != record.fingerprint and not record.is_vacant:
-        logger.info("%s is refused: its first request had other content.", record.id)
         raise KeyReused
 
 

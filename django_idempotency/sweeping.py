@@ -17,12 +17,15 @@ from uuid import UUID, uuid4
 from django.db import Error as DatabaseFailure, connections
 from django.utils.module_loading import autodiscover_modules
 
+from . import readings
 from .conf import current
+from .core.counted import Counted
 from .core.documents import as_document
 from .core.errors import Explained, ForAPerson, LeaseLost, OutcomeUnknown
 from .core.operations import Definition, DidNotHappen, Happened, Strategy, Unknown, overdue, registry
 from .core.policy import IdempotencyPolicy
 from .core.progress import Progress, Step
+from .core.scope import operation_of
 from .core.states import Claim, IdempotencyMode, Record
 from .failpoints import hit
 from .modes import Phased
@@ -30,6 +33,7 @@ from .operations.answers import Misused
 from .operations.run import run
 from .phasing import PhasedKey, describe
 from .request_transactions import RequestTransactions, refuse_outer_block
+from .signals import tell
 from .storage import Store, store_for
 from .storage.transactions import also_if_broken
 
@@ -81,7 +85,10 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
     """
     discover()
     refuse_outer_block(connections[alias])
+    _keep_readings(alias)
     store = store_for(alias)
+    # Also where there is nothing to sweep: that somebody looks is what ``status`` wants to know.
+    tell(Counted.SWEEP, alias, using=alias)
     lease, stale_after = current().LEASE.total_seconds(), current().STALE_AFTER.total_seconds()
     for _ in range(limit):
         token = uuid4()
@@ -104,6 +111,15 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
         yield swept
 
 
+def _keep_readings(alias: str) -> None:
+    try:
+        readings.note_oldest(alias)
+        readings.coarsen(alias)
+    except DatabaseFailure:
+        # What is stale matters more than a picture of it.
+        logger.exception("The age of the oldest claim on %r could not be noted.", alias)
+
+
 def resolve(store: Store, record: Record, token: UUID) -> Swept:
     """Find out what became of a claim that is ours under ``token``."""
     key, definition = own(store, record, token), _definition(record)
@@ -116,6 +132,7 @@ def resolve(store: Store, record: Record, token: UUID) -> Swept:
         else:
             logger.exception("%s is finished; what its operation did afterwards failed.", record.id)
             fate = Fate.FINISHED
+    tell(Counted(f"swept_{fate.value}"), operation_of(record.scope), record_id=record.id, using=store.alias)
     return Swept(record.id, record.progress.operation if record.progress else None, fate, reason)
 
 

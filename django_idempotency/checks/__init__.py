@@ -14,13 +14,23 @@ from django.core.checks import CheckMessage, Tags, register
 
 from ..conf import current, problems
 from . import databases as asked, settings as configured, views as written
+from .health import HEALTH
 from .ids import IDS, found
 from .operations import operations
 from .terms import protections_of, terms_of, views_in_use
 
 TAG = "idempotency"
 
-__all__ = ["IDS", "TAG", "check_databases", "check_deployment", "check_operations", "check_settings", "check_views"]
+__all__ = [
+    "HEALTH",
+    "IDS",
+    "TAG",
+    "check_databases",
+    "check_deployment",
+    "check_operations",
+    "check_settings",
+    "check_views",
+]
 
 
 @register(TAG)
@@ -30,7 +40,11 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     if faults:
         # The other checks stay away from settings that cannot be read.
         return faults
-    return [*(fault for alias in current().DATABASES for fault in configured.database(alias)), *configured.routing()]
+    return [
+        *configured.observing(),
+        *(fault for alias in current().DATABASES for fault in configured.database(alias)),
+        *configured.routing(),
+    ]
 
 
 @register(TAG)

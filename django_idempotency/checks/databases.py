@@ -13,6 +13,7 @@ from django.db.migrations.loader import MigrationLoader
 
 from ..conf import current
 from ..core.policy import ResolvedPolicy
+from .health import health
 from .ids import found
 from .terms import Terms, aliases_of, isolation
 
@@ -29,7 +30,8 @@ def database(alias: str, terms: Terms) -> Iterator[CheckMessage]:
         if connection.vendor == "postgresql":
             yield from _server(connection, terms)
         pending = _pending(connection)
-        if pending and sys.argv[1:2] == ["migrate"]:
+        migrating = sys.argv[1:2] == ["migrate"]
+        if pending and migrating:
             return  # it runs the checks first, and is about to apply them
         if pending:
             yield found(
@@ -37,8 +39,12 @@ def database(alias: str, terms: Terms) -> Iterator[CheckMessage]:
                 f"{', '.join(pending)} is not applied on {alias!r}: keys cannot be recorded there yet.",
                 f"Run manage.py migrate {_APP} --database {alias}.",
             )
-        elif connection.vendor == "postgresql":
-            yield from _table(connection, terms)
+            return
+        faults = list(_table(connection, terms)) if connection.vendor == "postgresql" else []
+        yield from faults
+        can_be_read = not any(str(fault.id).endswith(("E032", "E035")) for fault in faults)
+        if can_be_read and not migrating:
+            yield from health(connection)
     except DatabaseFailure as error:
         # The message of the driver's error may quote what it connected with.
         yield found(
@@ -100,8 +106,8 @@ def _table(connection: BaseDatabaseWrapper, terms: Terms) -> Iterator[CheckMessa
             "E035",
             f"The role of {alias!r} needs {', '.join(layout.denied)}.",
             "As the owner of the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_key, "
-            "idempotency_key_in_flight, idempotency_key_sealed TO that role; with TOMBSTONES, SELECT ON "
-            "idempotency_tombstone as well.",
+            "idempotency_key_in_flight, idempotency_key_sealed, idempotency_outcome_count TO that role; with "
+            "TOMBSTONES, SELECT ON idempotency_tombstone as well.",
         )
     yield from _cover(alias, inspection.cover(connection), layout.may_create, terms)
 

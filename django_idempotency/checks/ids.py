@@ -16,6 +16,7 @@ IDS: dict[str, str] = {
     "W009": "On SQLite, a lease is shorter than the wait for the database's lock.",
     "W010": "FAILPOINTS_ENABLED in production.",
     "E011": "A database that holds keys has AUTOCOMMIT off.",
+    "W012": "OBSERVE_ONLY: no request is protected.",
     "E020": "A decorator or a policy stands on a view and is not in force.",
     "E021": "A policy cannot be kept.",
     "E022": "ATOMIC_REQUESTS wraps a protected view, because a decorator hides that the view opens the transactions.",
@@ -38,6 +39,9 @@ IDS: dict[str, str] = {
     "W039": "The wait of a duplicate is ended by statement_timeout.",
     "W040": "A call of an operation may take longer than its lease is renewed.",
     "W041": "A call that has no answer becomes a person's before a sweeper comes to it.",
+    "W050": "No sweeper has run, or none gets through.",
+    "W051": "A call that has no answer will soon be forgotten by the other side.",
+    "W052": "Vacuum does not keep up with the claims in flight.",
 }
 """By the end of the id (``django_idempotency.E001``). E stops ``check`` and whatever runs it; W does not."""
 

@@ -16,6 +16,15 @@ from .ids import found
 from .terms import Terms, aliases_of, isolation
 
 
+def observing() -> Iterator[CheckMessage]:
+    if current().OBSERVE_ONLY:
+        yield found(
+            "W012",
+            "IDEMPOTENCY['OBSERVE_ONLY'] is on: keys are counted, and no request is protected.",
+            "Remove it once the counts have shown what clients send; a retry has its effect twice until then.",
+        )
+
+
 def database(alias: str) -> Iterator[CheckMessage]:
     """One of IDEMPOTENCY['DATABASES']."""
     vendor = connections[alias].vendor

@@ -79,6 +79,34 @@ class MalformedKey(_Reasoned):
     title = "The idempotency key is malformed"
 
 
+class MalformedFirstSent(_Reasoned):
+    slug = "malformed-first-sent"
+    title = "The time at which the request was first sent is malformed"
+
+
+class TooLate(IdempotencyError):
+    """No record stands under the key, and one that did may be gone: to run could be a second time."""
+
+    slug = "too-late"
+    title = "This request was first sent too long ago"
+
+    def __init__(self, age: float, retention: float) -> None:
+        super().__init__(age, retention)
+        self.age = age
+        self.retention = retention
+
+    @property
+    def detail(self) -> str:
+        return (
+            "Nothing was executed. Keys are kept for as long as retention_seconds says, and what became of an earlier "
+            "attempt may be forgotten: find out by other means, and send a new intent under a new key."
+        )
+
+    @property
+    def members(self) -> Mapping[str, object]:
+        return {"age_seconds": round(self.age), "retention_seconds": round(self.retention)}
+
+
 class MalformedBody(_Reasoned):
     slug = "malformed-body"
     title = "The request body cannot be compared with a retry"

@@ -58,6 +58,9 @@ class IdempotencyPolicy:
     :param using: database alias that the effects commit in, or ``callable(scope) -> alias``.
     :param operation: a name for the operation that outlives a renaming of the view.
     :param body_codec: how bodies are stored.
+    :param refuse_late: refuse (410 too-late) what was first sent longer ago than the retention and has no record,
+        instead of running it as new. When that was, the client says by the setting FIRST_SENT_HEADER or by its key.
+    :param trust_uuid7: take the time in a key that is a UUID of version 7 for when the request was first sent.
     """
 
     required: bool | None = None
@@ -74,6 +77,8 @@ class IdempotencyPolicy:
     using: str | Callable[[str], str] | None = None
     operation: str | None = None
     body_codec: BodyCodec | None = None
+    refuse_late: bool | None = None
+    trust_uuid7: bool | None = None
 
     def __post_init__(self) -> None:
         for name, validate in FIELD_VALIDATORS.items():
@@ -142,6 +147,8 @@ class ResolvedPolicy:
     using: str | Callable[[str], str] | None
     operation: str | None
     body_codec: BodyCodec | None
+    refuse_late: bool
+    trust_uuid7: bool
 
     def stored_body(self, body: bytes) -> bytes | None:
         """What is kept of a response body: packed by the codec, and nothing of one that is over the limit."""
@@ -262,4 +269,6 @@ FIELD_VALIDATORS: dict[str, Callable[[str, object], Any]] = {
     "using": _alias,
     "operation": _text,
     "body_codec": _instance(BodyCodec),
+    "refuse_late": _boolean,
+    "trust_uuid7": _boolean,
 }

@@ -33,6 +33,11 @@ def scope(principal: str | None, operation: str) -> str:
     return f"{_escaped(caller, also=' ')} {operation}"
 
 
+def operation_of(scope: str) -> str:
+    """The operation in a scope."""
+    return scope.partition(" ")[2]
+
+
 @lru_cache(maxsize=1024)
 def operation_name(view_path: str, action: str | None, method: str, named: str | None = None) -> str:
     """``shop.views.ChargeViewSet:create:POST``: the view, the action where there is one, and the method.

@@ -4,8 +4,9 @@
 
                  claim                    seal
     (no row) ───────────▶ IN_FLIGHT ─────────────▶ SEALED ──▶ (expired: dropped, or replaced by a claim)
-        ▲                 │  ▲   │
-        └─── release ─────┘  └───┘ renew, take over
+        ▲                 │  ▲   │                 │   ▲
+        └─── release ─────┘  └───┘                 └───┘
+                             renew, take over      forget
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ class State(str, Enum):
     """Somebody owns the key; its owner token decides who may seal or release it."""
 
     SEALED = "sealed"
-    """The outcome is recorded. The record never changes again until it expires."""
+    """The outcome is recorded, and the record never says anything else until it expires.
+
+    It can be made to say less: where a person asks for it, body and headers are forgotten. Retries hear then what they
+    hear of a body that was never kept, so that no answer changes into another one, and nothing runs again.
+    """
 
 
 class IdempotencyMode(str, Enum):

@@ -149,6 +149,8 @@ class IdempotencyMixin(_Base):
             return passage.answer
 
     def _may_be_keyed(self, request: HttpRequest) -> bool:
+        if current().OBSERVE_ONLY:
+            return False
         # A project may take the key from elsewhere, and even out of the body.
         return has_key(request) or type(self).get_idempotency_key is not IdempotencyMixin.get_idempotency_key
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +15,8 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import get_language
 
 from ..conf import current
-from ..core.errors import IdempotencyError, MissingKey, StoreUnavailable
+from ..core.counted import Counted, counted_as
+from ..core.errors import IdempotencyError, MalformedKey, MissingKey, StoreUnavailable
 from ..core.fingerprint import Content, EmptyBody
 from ..core.policy import ResolvedPolicy
 from ..core.scope import scope
@@ -22,8 +25,11 @@ from ..failpoints import hit
 from ..ownership import Outcome
 from ..request_transactions import RequestTransactions
 from ..service import Execution, Intent
+from ..signals import tell
 from .capture import as_sent, capture, discard, replace_by, replay
-from .requests import has_key
+from .requests import age_on_arrival, has_key
+
+logger = logging.getLogger("django_idempotency")
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,6 @@ def rendered(response: Any) -> HttpResponseBase:
     return result
 
 
-def _intent(asking: Asking, key: str) -> Intent:
-    return Intent(scope(asking.principal(), asking.operation), key, asking.content())
-
-
 def _unrepeatable(asking: Asking) -> Intent:
     """An operation needs a key to be gone on with, though its client sent none: one that nobody can repeat, so that
     neither its caller nor its content matters."""
@@ -58,6 +60,11 @@ def _name_language(request: HttpRequest, response: HttpResponseBase) -> None:
     """Say what LocaleMiddleware would say later: of a replay it knows the retry's language, and not the body's."""
     if hasattr(request, "LANGUAGE_CODE") and not response.has_header("Content-Language"):
         response["Content-Language"] = get_language() or request.LANGUAGE_CODE
+
+
+@cache
+def _warn_that_nothing_is_protected() -> None:
+    logger.warning("IDEMPOTENCY['OBSERVE_ONLY'] is on: keys are counted, and no request is protected.")
 
 
 class Exchange:
@@ -92,20 +99,41 @@ class Exchange:
         :raises IdempotencyError: the request is refused; nothing has run and nothing is open.
         """
         try:
-            key = asking.key()
-            if key is None and policy.required:
-                raise MissingKey(current().HEADER)
+            if current().OBSERVE_ONLY:
+                key = None
+                self._observed(asking)
+            elif (key := asking.key()) is None:
+                if policy.required:
+                    raise MissingKey(current().HEADER)
+                self._execution.pass_by(Counted.MISSING_KEY, asking.operation)
             if key is None and policy.mode is not IdempotencyMode.PHASED:
                 return None
-            intent = _unrepeatable(asking) if key is None else _intent(asking, key)
-        except IdempotencyError:
+            intent = _unrepeatable(asking) if key is None else self._intent(asking, key, policy)
+        except IdempotencyError as error:
             self._transactions.roll_back()
+            logger.info("A request to %s is refused: %s.", asking.operation, error.slug)
+            if outcome := counted_as(error):
+                tell(outcome, asking.operation)
             raise
         record = self._execution.claim(intent, policy)
         self._policy = policy
         if record is None or record.response is None:
             return None
         return replay(record.response, policy, self._request)
+
+    def _observed(self, asking: Asking) -> None:
+        """Under OBSERVE_ONLY: note what the client sent, and let the request through."""
+        _warn_that_nothing_is_protected()
+        try:
+            outcome = Counted.MISSING_KEY if asking.key() is None else Counted.OBSERVED
+        except MalformedKey:
+            outcome = Counted.MALFORMED_KEY
+        logger.info("Observed only: a request to %s, counted as %s.", asking.operation, outcome.value)
+        self._execution.pass_by(outcome, asking.operation)
+
+    def _intent(self, asking: Asking, key: str, policy: ResolvedPolicy) -> Intent:
+        age = age_on_arrival(self._request, key, policy)
+        return Intent(scope(asking.principal(), asking.operation), key, asking.content(), age)
 
     def undo(self) -> None:
         """The handler raised: drop what it wrote."""
@@ -125,7 +153,7 @@ class Exchange:
         """
         policy = self._policy
         if policy is None or not self._execution.owns_key:
-            self._transactions.commit()
+            self._execution.pass_on()
             return response
         hit("after_effect")
         final = render(response)

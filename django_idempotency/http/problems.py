@@ -14,12 +14,15 @@ from ..core import errors
 STATUSES: dict[type[errors.IdempotencyError], int] = {
     errors.MissingKey: 400,
     errors.MalformedKey: 400,
+    errors.MalformedFirstSent: 400,
     errors.MalformedBody: 400,
     errors.AnonymousScope: 403,
     errors.InProgress: 409,
     errors.Held: 409,
     errors.LeaseLost: 409,
     errors.ResponseNotStored: 409,
+    # Gone, and not Conflict: there is nothing to wait for, and client libraries repeat a 409 by themselves.
+    errors.TooLate: 410,
     errors.BodyTooLarge: 413,
     errors.KeyReused: 422,
     # Not 410, on which senders of webhooks end their subscription, nor 409, which clients repeat.

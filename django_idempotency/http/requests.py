@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -26,7 +27,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.utils.datastructures import MultiValueDict
 
 from ..conf import current
-from ..core.errors import BodyTooLarge, MalformedBody, MalformedKey
+from ..core.errors import BodyTooLarge, MalformedBody, MalformedFirstSent, MalformedKey
 from ..core.fingerprint import (
     Body,
     EmptyBody,
@@ -37,7 +38,9 @@ from ..core.fingerprint import (
     OpaqueBody,
     digest_stream,
 )
+from ..core.first_sent import parse_first_sent, time_of_uuid7
 from ..core.keys import parse_key
+from ..core.policy import ResolvedPolicy
 
 
 def read_key(request: HttpRequest) -> str | None:
@@ -57,8 +60,26 @@ def read_key(request: HttpRequest) -> str | None:
 
 
 def has_key(request: HttpRequest) -> bool:
-    """Whether the header is there, well-formed or not."""
-    return _meta_name(current().HEADER) in request.META
+    """Whether the header is there, well-formed or not, and is going to be honoured."""
+    return _meta_name(current().HEADER) in request.META and not current().OBSERVE_ONLY
+
+
+def age_on_arrival(request: HttpRequest, key: str, policy: ResolvedPolicy) -> float | None:
+    """Seconds since the client first sent the request; None where it does not say. Clocks differ, so what lies in the
+    future is 0.
+
+    :raises MalformedFirstSent: what FIRST_SENT_HEADER names is there and is no time.
+    """
+    header = current().FIRST_SENT_HEADER
+    raw = request.META.get(_meta_name(header)) if header else None
+    if raw is None:
+        first_sent = time_of_uuid7(key) if policy.trust_uuid7 else None
+    else:
+        try:
+            first_sent = parse_first_sent(str(raw))
+        except MalformedFirstSent as error:
+            raise MalformedFirstSent(f"in the {header} header, {error.reason}") from None
+    return None if first_sent is None else max(0.0, time.time() - first_sent)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone as timezones
+from datetime import datetime, timedelta, timezone as timezones
 from typing import Any
 
 from django.utils import timezone
@@ -11,6 +11,7 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext as _, ngettext
 
 from ..core.progress import StepKind
+from ..core.states import State
 from ..models import IdempotencyKey
 from ..storage.base import first_never
 
@@ -47,6 +48,33 @@ def next_sweep(key: IdempotencyKey) -> str:
 
 def is_for_a_person(key: IdempotencyKey) -> bool:
     return key.sweep_after is not None and key.sweep_after >= first_never()
+
+
+def state_of(key: Any) -> str:
+    """:param key: a row of ``storage.ages``."""
+    if key.state == State.SEALED.value:
+        return _("expired") if key.kept_for <= timedelta(0) else _("sealed")
+    if key.held_reason is not None:
+        return _("left to a person") if is_for_a_person(key) else _("held")
+    return _("stuck") if key.lease_left <= timedelta(0) else _("in flight")
+
+
+def lease_of(key: Any) -> str:
+    """:param key: a claim in flight, as a row of ``storage.ages``."""
+    left: timedelta = key.lease_left
+    return readable(left) if left > timedelta(0) else _("lapsed %s ago") % readable(-left)
+
+
+def readable(span: timedelta) -> str:
+    """``3 h``: one number is enough to see what has been going on for long."""
+    seconds = int(span.total_seconds())
+    if seconds < 120:
+        return _("%d s") % seconds
+    if seconds < 2 * 3600:
+        return _("%d min") % (seconds // 60)
+    if seconds < 2 * 86400:
+        return _("%d h") % (seconds // 3600)
+    return _("%d d") % (seconds // 86400)
 
 
 def moment(when: datetime) -> str:

@@ -16,6 +16,9 @@ from ..storage.transactions import sqlstate
 FAILURES = (DatabaseFailure, ImproperlyConfigured)
 """What keeps a subcommand from doing its work on one database, and not on the others."""
 
+FOR_A_PERSON = 3
+"""The exit status where all went well, and somebody has to look at what was found."""
+
 _REASONS = {
     "42P01": "the table of keys is missing; run manage.py migrate django_idempotency first",
     "55P03": "the table is locked by something else; try again when that has ended",

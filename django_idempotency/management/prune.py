@@ -21,7 +21,6 @@ from django.db import connections
 from ..pruning import AnotherPruner, Fate, Pruned, prune
 from ..storage.transactions import drop_if_broken
 from . import databases
-from .sweep import LEFT_TO_A_PERSON
 
 _REASONS = {"42501": "this role may not drop partitions; run it as the owner of idempotency_key"}
 
@@ -64,7 +63,7 @@ def run(command: BaseCommand, options: Mapping[str, Any]) -> None:
     if failed := [f"{each.database}: {each.error}" for each in rounds if each.error]:
         raise CommandError("\n".join(failed))
     if left := [pruned.name for each in rounds for pruned in each.pruned if pruned.fate is Fate.LEFT]:
-        raise CommandError(f"Left to a person: {', '.join(left)}.", returncode=LEFT_TO_A_PERSON)
+        raise CommandError(f"Left to a person: {', '.join(left)}.", returncode=databases.FOR_A_PERSON)
 
 
 class _Printer:

@@ -29,9 +29,6 @@ from . import databases
 
 Number = TypeVar("Number", int, float)
 
-LEFT_TO_A_PERSON = 3
-"""The exit status where all else went well."""
-
 _WORDS = {
     Fate.FINISHED: "finished",
     Fate.RELEASED: "released",
@@ -210,7 +207,7 @@ def _conclude(printer: _Printer, rounds: Sequence[Round], *, dry_run: bool = Fal
     if failed := [f"{each.database}: {each.error}" for each in rounds if each.error]:
         raise CommandError("\n".join(failed))
     if left := sum(each.fates[Fate.LEFT] for each in rounds):
-        raise CommandError(f"Left to a person: {left}. The admin shows why.", returncode=LEFT_TO_A_PERSON)
+        raise CommandError(f"Left to a person: {left}. The admin shows why.", returncode=databases.FOR_A_PERSON)
 
 
 def _summarise(printer: _Printer, rounds: Sequence[Round], *, dry_run: bool = False) -> None:

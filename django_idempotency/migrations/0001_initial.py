@@ -143,4 +143,68 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="OutcomeCount",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "minute", "route", "outcome", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                (
+                    "minute",
+                    models.DateTimeField(
+                        help_text="When it began, by the clock of the process that counted.", verbose_name="minute"
+                    ),
+                ),
+                (
+                    "route",
+                    models.CharField(
+                        help_text="The operation: view, action and method. Cut off where it is longer.",
+                        max_length=255,
+                        verbose_name="route",
+                    ),
+                ),
+                (
+                    "outcome",
+                    models.CharField(help_text="One of core.counted.Counted.", max_length=32, verbose_name="outcome"),
+                ),
+                ("n", models.BigIntegerField(verbose_name="how often")),
+            ],
+            options={
+                "verbose_name": "count of outcomes",
+                "verbose_name_plural": "counts of outcomes",
+                "db_table": "idempotency_outcome_count",
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="OldestInFlight",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "minute", "route", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                (
+                    "minute",
+                    models.DateTimeField(
+                        help_text="When it was read, by the clock of the process that did.", verbose_name="minute"
+                    ),
+                ),
+                ("route", models.CharField(max_length=255, verbose_name="route")),
+                (
+                    "seconds",
+                    models.BigIntegerField(help_text="By the clock of the database.", verbose_name="age in seconds"),
+                ),
+            ],
+            options={
+                "verbose_name": "age of the oldest in flight",
+                "verbose_name_plural": "ages of the oldest in flight",
+                "db_table": "idempotency_oldest_in_flight",
+                "default_permissions": (),
+            },
+        ),
     ]

@@ -1,4 +1,4 @@
-"""Where keys live. Only ``postgres`` and ``portable`` know the layout of the table."""
+"""Where keys live. Nothing outside knows the layout of the table."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ FROM (VALUES
     ('SELECT', 'idempotency_key_in_flight'), ('INSERT', 'idempotency_key_in_flight'),
     ('UPDATE', 'idempotency_key_in_flight'), ('DELETE', 'idempotency_key_in_flight'),
     ('SELECT', 'idempotency_key_sealed'), ('DELETE', 'idempotency_key_sealed'),
-    ('SELECT', 'idempotency_tombstone')
+    ('SELECT', 'idempotency_outcome_count'), ('INSERT', 'idempotency_outcome_count'),
+    ('UPDATE', 'idempotency_outcome_count'), ('SELECT', 'idempotency_tombstone')
 ) AS needed (privilege, relation)
 WHERE NOT has_table_privilege(needed.relation, needed.privilege) AND (relation <> 'idempotency_tombstone' OR %s)
 """
@@ -68,6 +69,12 @@ WHERE NOT has_table_privilege(needed.relation, needed.privilege) AND (relation <
 _MAY_CREATE = """
 SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(current_schema(), 'CREATE')
 FROM pg_class AS c WHERE c.oid = 'idempotency_key_sealed'::regclass
+"""
+
+
+_UPKEEP = """
+SELECT n_dead_tup, clock_timestamp() - greatest(last_vacuum, last_autovacuum)
+FROM pg_stat_all_tables WHERE relid = 'idempotency_key_in_flight'::regclass
 """
 
 
@@ -88,6 +95,22 @@ def layout(connection: BaseDatabaseWrapper) -> Layout:
         denied = tuple(row[0] for row in cursor.fetchall())
         cursor.execute(_MAY_CREATE)
         return Layout((), denied, may_create=cursor.fetchone()[0])
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """What vacuum makes of the leaf that each claim goes through."""
+
+    dead: int
+    """Rows that are no more and still lie there."""
+    vacuumed: timedelta | None
+    """Since when; None where it never was."""
+
+
+def upkeep(connection: BaseDatabaseWrapper) -> Upkeep:
+    with connection.cursor() as cursor:
+        cursor.execute(_UPKEEP)
+        return Upkeep(*cursor.fetchone())
 
 
 def cover(connection: BaseDatabaseWrapper) -> timedelta:

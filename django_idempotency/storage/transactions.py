@@ -10,6 +10,7 @@ nested ``atomic`` sets the savepoint.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -148,6 +149,12 @@ def is_lost(state: str | None) -> bool:
 def within_test_case(connection: BaseDatabaseWrapper) -> bool:
     """Whether the innermost open block is the one that Django's TestCase wraps around every test."""
     return bool(connection.atomic_blocks) and connection.atomic_blocks[-1]._from_testcase  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def within_test_environment() -> bool:
+    """Whether Django's test runner, or another that works as it does, has set this process up."""
+    utilities = sys.modules.get("django.test.utils")
+    return utilities is not None and hasattr(utilities._TestState, "saved_data")  # noqa: SLF001
 
 
 def cannot_commit(connection: BaseDatabaseWrapper) -> bool:

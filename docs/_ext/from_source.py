@@ -116,6 +116,8 @@ def problem_document() -> str:
 _SAMPLES: dict[type[errors.IdempotencyError], tuple[Any, ...]] = {
     errors.MissingKey: (SETTINGS["HEADER"].default,),
     errors.MalformedKey: ("(what is wrong with it)",),
+    errors.MalformedFirstSent: ("(what is wrong with it)",),
+    errors.TooLate: (800_000.0, 604_800.0),
     errors.MalformedBody: ("(what is wrong with it)",),
     errors.StoreUnavailable: ("",),
     errors.ResponseNotStored: (201,),
@@ -165,6 +167,7 @@ _GROUPS = {
     "02": "Views",
     "03": "Databases, when they are asked",
     "04": "Operations",
+    "05": "Health, when the databases are asked",
 }
 
 

@@ -2,6 +2,7 @@
 
 python -m tests.bench                          # a few minutes, quiet machine wanted
 python -m tests.bench --sealed 1000000         # and how a claim fares beside a million sealed rows
+python -m tests.bench --only-counting          # what counting costs a request, and nothing else
 python -m tests.bench --output report.md
 """
 
@@ -43,18 +44,23 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=20, help="requests of each client in a block")
     parser.add_argument("--clients", type=int, default=4, help="clients at once where throughput is measured")
     parser.add_argument("--sealed", type=int, default=0, help="sealed rows for the measurement of claims; 0: none")
+    parser.add_argument("--only-counting", action="store_true", help="what counting costs a request, and nothing else")
     parser.add_argument("--output", type=Path, help="file for the report")
     return parser.parse_args()
 
 
 def _report(options: argparse.Namespace) -> Iterator[str]:
-    from . import growth, measure, report
+    from . import counting, growth, measure, report
 
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.bench.settings", "GUNICORN_CMD_ARGS": "--worker-class sync"}
+    counted = list(counting.sentences(counting.measure(options.rounds * options.requests, environment)))
+    if options.only_counting:
+        yield from counted
+        return
     grown: list[str] = []
     if options.sealed:
         growth.fill(options.sealed)
         grown = ["", *growth.sentences(options.sealed, *growth.measure(options.rounds))]
-    environment = {"DJANGO_SETTINGS_MODULE": "tests.bench.settings", "GUNICORN_CMD_ARGS": "--worker-class sync"}
     with ApiServer(environment, workers=WORKERS, threads=1) as server:
         alone = measure.rounds(server, options.rounds, clients=1, requests=options.requests)
         together = measure.rounds(server, options.rounds, clients=options.clients, requests=options.requests)
@@ -73,6 +79,8 @@ def _report(options: argparse.Namespace) -> Iterator[str]:
     yield f"{options.clients} clients at once, {WORKERS} workers:"
     yield ""
     yield from report.throughput_table(together)
+    yield ""
+    yield from counted
     yield from grown
 
 

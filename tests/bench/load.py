@@ -44,13 +44,14 @@ class Clients:
 
     def block(self, path: str, requests: int, *, replay: bool = False) -> Block:
         """Let each client send ``requests`` POSTs, under a new key each, or all under one that was used before."""
-        tasks = [self._pool.submit(_send, self._address, path, requests, replay) for _ in range(self.count)]
+        tasks = [self._pool.submit(send, self._address, path, requests, replay) for _ in range(self.count)]
         parts = [task.result() for task in tasks]
         elapsed = max(end for _, _, end in parts) - min(start for _, start, _ in parts)
         return Block([latency for latencies, _, _ in parts for latency in latencies], elapsed)
 
 
-def _send(address: Address, path: str, requests: int, replay: bool) -> tuple[list[float], float, float]:
+def send(address: Address, path: str, requests: int, replay: bool) -> tuple[list[float], float, float]:
+    """One request after the other: seconds for each, and when the first began and the last ended."""
     messages = list(_messages(path, requests, replay))
     if replay:
         _exchange(address, messages[0], replayed=False)

@@ -77,10 +77,10 @@ def _added(series: Series, variant: Variant) -> tuple[str, str]:
     if variant is UNPROTECTED or variant.replay:
         return "", ""
     added = _over(series, variant.name)
-    in_ms = _interval([added], lambda ours: median(ours) * 1000)
+    in_ms = interval([added], lambda ours: median(ours) * 1000)
     if variant.floor is None:
         return in_ms, ""
-    return in_ms, _interval([added, _over(series, variant.floor)], lambda ours, floor: median(ours) / median(floor))
+    return in_ms, interval([added, _over(series, variant.floor)], lambda ours, floor: median(ours) / median(floor))
 
 
 def _over(series: Series, name: str) -> list[float]:
@@ -91,12 +91,13 @@ def _ms(seconds: Sequence[float]) -> str:
     return f"{median(seconds) * 1000:.2f}"
 
 
-def _interval(columns: Sequence[Sequence[float]], statistic: Callable[..., float]) -> str:
+def interval(columns: Sequence[Sequence[float]], statistic: Callable[..., float], digits: int = 2) -> str:
     """A statistic of the rounds, and how far it moves when rounds are drawn again and again (the bootstrap)."""
     rounds = list(zip(*columns, strict=True))
     dice = random.Random(1)
     redrawn = sorted(statistic(*zip(*dice.choices(rounds, k=len(rounds)), strict=True)) for _ in range(1000))
-    return f"{statistic(*columns):.2f} ({redrawn[50]:.2f} to {redrawn[-51]:.2f})"
+    middle, lower, upper = (f"{value:.{digits}f}" for value in (statistic(*columns), redrawn[50], redrawn[-51]))
+    return f"{middle} ({lower} to {upper})"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+from django.conf import settings
 from django.urls import path
 
+from django_idempotency.signals import counted
+
 from . import views
+
+if not settings.BENCH_COUNTING:  # type: ignore[misc]
+    counted.disconnect(dispatch_uid="django_idempotency.counting")
 
 urlpatterns = [
     path("unprotected/", views.Unprotected.as_view()),

@@ -16,7 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_idempotency.admin import AT_MOST, readable
+from django_idempotency.admin import AT_MOST
+from django_idempotency.interventions.progress import readable
 from django_idempotency.models import IdempotencyKey
 
 LIST = "/admin/django_idempotency/idempotencykey/"

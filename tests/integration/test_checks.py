@@ -41,7 +41,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 import django_idempotency
-from django_idempotency import Decision, IdempotencyMode, IdempotencyPolicy, OutcomeRules
+from django_idempotency import Decision, IdempotencyMode, IdempotencyPolicy, OutcomeRules, signatures
 from django_idempotency.checks import IDS, check_databases, check_deployment, check_settings, check_views
 from django_idempotency.conf import current
 from django_idempotency.drf import IdempotencyMixin, idempotent
@@ -254,6 +254,10 @@ class TestSettings:
         settings.DATABASE_ROUTERS = [RouteTo("other")]
         settings.IDEMPOTENCY = {"USING": lambda scope: "default"}
         assert ids(check_settings()) == set()
+
+    def test_a_project_that_only_observes(self, settings):
+        settings.IDEMPOTENCY = {"OBSERVE_ONLY": True}
+        assert ids(check_settings()) == {"W012"}
 
     def test_failpoints_in_production(self, settings):
         settings.IDEMPOTENCY = {"FAILPOINTS_ENABLED": True}
@@ -956,6 +960,7 @@ def of_database():
     return check_databases(databases=["default"])
 
 
+@pytest.mark.usefixtures("somebody_sweeps")
 class TestDatabases:
     def test_a_migrated_database_is_sound(self, db):
         assert of_database() == []
@@ -1030,7 +1035,7 @@ class TestDatabases:
     def test_the_rights_that_the_hint_names_are_enough(self, cursor, role):
         cursor.execute(
             "GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_key, idempotency_key_in_flight, "
-            "idempotency_key_sealed TO idempotency_checks_visitor"
+            "idempotency_key_sealed, idempotency_outcome_count TO idempotency_checks_visitor"
         )
         role()
         assert of_database() == []
@@ -1085,6 +1090,12 @@ class TestDatabases:
         assert ids(of_database()) == {"W039"}
         cursor.execute("SET LOCAL statement_timeout = 0")
         assert of_database() == []
+
+
+@pytest.fixture
+def somebody_sweeps(monkeypatch):
+    """What runs, and what does not, is another matter: ``test_checks_of_health``."""
+    monkeypatch.setattr(signatures, "last_sweep", lambda alias: timedelta(0))
 
 
 def drop_leaves(cursor, keep):

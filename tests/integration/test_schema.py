@@ -12,7 +12,7 @@ from django.db import Error, connections, migrations
 from django.db.migrations.state import ProjectState
 
 from django_idempotency.core.states import Verdict
-from django_idempotency.models import IdempotencyKey, Tombstone
+from django_idempotency.models import IdempotencyKey, OutcomeCount, Tombstone
 from django_idempotency.storage.schema import FUNCTIONS, CreateKeyTable
 from tests.support.keys import Keys, new_claim
 from tests.support.laboratory import LaboratoryFile
@@ -138,6 +138,15 @@ def test_one_function_a_statement_and_each_is_there(lab):
     assert {name for (name,) in pinned} == {
         f"idempotency_{name}_v1" for name in ("advance", "claim", "seal", "take_over")
     }
+
+
+def test_counts_are_one_row_for_a_minute_a_route_and_an_outcome(lab):
+    columns = [name for name, *_ in lab.rows(COLUMNS, "idempotency_outcome_count")]
+    assert columns == ["minute", "route", "outcome", "n"]
+    (key,) = lab.rows(
+        "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = %s::regclass", OutcomeCount._meta.db_table
+    )
+    assert key[0].endswith("(minute, route, outcome)"), "to add to, and to read and forget by minute"
 
 
 # --- the migration ---

@@ -16,7 +16,7 @@ from django.core.management.base import CommandError
 from django.db import connection
 
 from django_idempotency.core.errors import OutcomeUnknown
-from django_idempotency.management.sweep import LEFT_TO_A_PERSON
+from django_idempotency.management.databases import FOR_A_PERSON
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.operations import Answer, Op, operation
 from example_project.processor import Fault
@@ -91,7 +91,7 @@ class TestOutcomes:
         key = held(takes_no_keys)
         out, failure = sweep()
         assert f"default: {key.pk} tests.takes_no_keys: left to a person: " in out
-        assert (failure.returncode, str(failure)) == (LEFT_TO_A_PERSON, "Left to a person: 1. The admin shows why.")
+        assert (failure.returncode, str(failure)) == (FOR_A_PERSON, "Left to a person: 1. The admin shows why.")
         assert len(outside.sent) == 1
         # Said once. It stays in flight, for a person, whatever time passes.
         let_time_pass()
@@ -179,7 +179,7 @@ class TestJson:
                 {"database": "default", "released": 0, "finished": 1, "postponed": 0, "left": 1, "error": None}
             ],
         }
-        assert failure.returncode == LEFT_TO_A_PERSON
+        assert failure.returncode == FOR_A_PERSON
 
     def test_of_a_dry_run(self, outside):
         key = held()

@@ -67,8 +67,8 @@ def test_a_project_without_the_setting_has_the_defaults(settings):
         ("MAXWAIT", "Did you mean 'MAX_WAIT'?"),
         ("HEADER_NAME", "Did you mean 'HEADER'?"),
         ("DATABASE", "Did you mean 'DATABASES'?"),
-        ("ZZZ", "Known: BODY_CODEC, DATABASES, "),
-        (5, "Known: BODY_CODEC, DATABASES, "),
+        ("ZZZ", "Known: BODY_CODEC, COUNTS, "),
+        (5, "Known: BODY_CODEC, COUNTS, "),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest_name(configure, name, hint):

@@ -17,7 +17,9 @@ from django_idempotency.http.problems import STATUSES
 PUBLISHED = {
     "missing-key": 400,
     "malformed-key": 400,
+    "malformed-first-sent": 400,
     "malformed-body": 400,
+    "too-late": 410,
     "body-too-large": 413,
     "anonymous-scope": 403,
     "key-reused": 422,
@@ -34,6 +36,8 @@ PUBLISHED = {
 ARGUMENTS = {
     errors.MissingKey: ("Idempotency-Key",),
     errors.MalformedKey: ("it is empty",),
+    errors.MalformedFirstSent: ("(what is wrong with it)",),
+    errors.TooLate: (800_000.0, 604_800.0),
     errors.MalformedBody: ("it is not UTF-8",),
     errors.InProgress: (2.5,),
     errors.Held: (60.0,),

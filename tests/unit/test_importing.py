@@ -41,7 +41,18 @@ print(sorted(name for name in sys.modules if name.startswith('django_idempotency
 
 @pytest.mark.parametrize(
     "module",
-    ["conf", "retention", "failpoints", "schedules", "storage", "storage.transactions", "storage.schema", "apps"],
+    [
+        "conf",
+        "retention",
+        "failpoints",
+        "signals",
+        "core.counted",
+        "schedules",
+        "storage",
+        "storage.transactions",
+        "storage.schema",
+        "apps",
+    ],
 )
 def test_doors_that_need_no_models_are_imported_without_settings(module):
     script = f"""

@@ -14,6 +14,8 @@ def make(cls):
     arguments = {
         errors.MissingKey: ("Idempotency-Key",),
         errors.MalformedKey: ("it is empty",),
+        errors.MalformedFirstSent: ("(what is wrong with it)",),
+        errors.TooLate: (800_000.0, 604_800.0),
         errors.MalformedBody: ("it is not UTF-8",),
         errors.StoreUnavailable: ("secret-host is down",),
         errors.ResponseNotStored: (201,),

@@ -8,9 +8,18 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import problems
-from .. import partitions, prune, sweep
+from .. import forget, partitions, prune, reconcile, release, show, status, sweep
 
-SUBCOMMANDS: dict[str, ModuleType] = {"partitions": partitions, "prune": prune, "sweep": sweep}
+SUBCOMMANDS: dict[str, ModuleType] = {
+    "status": status,
+    "partitions": partitions,
+    "prune": prune,
+    "sweep": sweep,
+    "show": show,
+    "release": release,
+    "forget": forget,
+    "reconcile": reconcile,
+}
 """A subcommand is a module with a docstring, ``add_arguments(parser)`` and ``run(command, options)``."""
 
 

@@ -1,0 +1,48 @@
+"""Signs of broken clients, as they are today: for ``status``, and for whoever draws them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+
+from django.db import connections
+from django.db.models import Max, QuerySet, Sum
+from django.utils import timezone
+
+from .conf import current
+from .core.counted import Counted
+from .core.signatures import TWIN_SECONDS, Signature, in_counts, in_twins
+from .models import OutcomeCount
+from .storage.twins import twins
+
+__all__ = ["Signature", "last_sweep", "signatures", "sums"]
+
+_DAY = timedelta(days=1)
+
+
+def signatures(alias: str) -> list[Signature]:
+    """Of the routes whose records are on ``alias``, and, on the first of DATABASES, what the counts of a day say."""
+    found = [signature for each in twins(connections[alias], within=TWIN_SECONDS) for signature in in_twins(each)]
+    if alias == current().DATABASES[0]:
+        found += in_counts(sums(since=_DAY))
+    return found
+
+
+def sums(*, since: timedelta) -> dict[str, dict[str, int]]:
+    """Of each route, how often each outcome was counted ``since`` then. Empty without the setting COUNTS."""
+    summed: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    lines = _counts().filter(minute__gt=timezone.now() - since).exclude(outcome=Counted.SWEEP.value)
+    for route, outcome, n in lines.values_list("route", "outcome").annotate(Sum("n")).order_by("route", "outcome"):
+        summed[route][outcome] = n
+    return dict(summed)
+
+
+def last_sweep(alias: str) -> timedelta | None:
+    """How long ago a sweep of ``alias`` began, to the minute. None where none is known of."""
+    swept = _counts().filter(outcome=Counted.SWEEP.value, route=alias)
+    latest: datetime | None = swept.aggregate(latest=Max("minute"))["latest"]
+    return None if latest is None else max(timezone.now() - latest, timedelta(0))
+
+
+def _counts() -> QuerySet[OutcomeCount]:
+    return QuerySet(OutcomeCount, using=current().DATABASES[0])
