@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from django.db import connections
@@ -111,11 +112,20 @@ class Tally:
 
 def forget_old(alias: str, *, batch: int = 10_000) -> int:
     """Delete what is older than COUNTS_RETENTION, ``batch`` lines a transaction, and say how many lines."""
-    before = int((time.time() - current().COUNTS_RETENTION.total_seconds()) // 60)
-    forgotten = 0
+    before, forgotten = _first_kept(), 0
     while deleted := counts.forget(connections[alias], before, batch):
         forgotten += deleted
     return forgotten
+
+
+def count_old(alias: str) -> int:
+    """How many lines :func:`forget_old` would delete."""
+    return counts.older(connections[alias], _first_kept())
+
+
+def _first_kept() -> int:
+    kept: timedelta = current().COUNTS_RETENTION
+    return int((time.time() - kept.total_seconds()) // 60)
 
 
 def count(sender: object, *, outcome: Counted, route: str, **_: Any) -> None:  # noqa: ARG001 - the signal's

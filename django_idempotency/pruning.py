@@ -14,6 +14,7 @@ from enum import Enum
 from django.db import Error as DatabaseFailure
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from . import counting
 from .conf import current
 from .core.intervals import Interval
 from .core.pruning import MARGIN, Attachment, Decision, Leaf, Plan, decide
@@ -87,6 +88,8 @@ def prune(alias: str, *, dry_run: bool = False, progress: Progress = lambda *_: 
         yield from _prune_leaves(alias, dry_run, progress)
     else:
         yield from _prune_rows(alias, dry_run, progress)
+    if lines := counting.count_old(alias) if dry_run else counting.forget_old(alias):
+        yield Pruned("idempotency_outcome_count", Fate.DUE if dry_run else Fate.DELETED, rows=lines)
 
 
 # --- partitions ---

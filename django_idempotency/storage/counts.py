@@ -26,6 +26,7 @@ DELETE FROM idempotency_outcome_count WHERE (minute, route, outcome) IN (
     SELECT minute, route, outcome FROM idempotency_outcome_count WHERE minute < %s ORDER BY minute LIMIT %s
 )
 """
+_OLDER = "SELECT count(*) FROM idempotency_outcome_count WHERE minute < %s"
 _LINES = {
     "postgresql": "SELECT * FROM unnest(%s::timestamptz[], %s::text[], %s::text[], %s::bigint[])",
     # As one document, whose length the number of parameters that a statement may have does not limit. Without WHERE,
@@ -54,6 +55,13 @@ def forget(connection: BaseDatabaseWrapper, before: int, limit: int) -> int:
     with connection.cursor() as cursor:
         cursor.execute(_FORGET, (_stored(connection, before), limit))
         return int(cursor.rowcount)
+
+
+def older(connection: BaseDatabaseWrapper, before: int) -> int:
+    """How many lines are of minutes before ``before``."""
+    with connection.cursor() as cursor:
+        cursor.execute(_OLDER, (_stored(connection, before),))
+        return int(cursor.fetchone()[0])
 
 
 def _stored(connection: BaseDatabaseWrapper, minute: int) -> Any:

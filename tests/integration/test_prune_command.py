@@ -11,7 +11,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from django_idempotency.management import prune as command
-from django_idempotency.storage import pruning as steps
+from django_idempotency.storage import counts, pruning as steps
 from django_idempotency.storage.transactions import own_connection
 from tests.support.keys import Keys, new_claim
 from tests.support.laboratory import LaboratoryFile
@@ -148,3 +148,16 @@ def test_on_sqlite_rows_are_deleted(sqlite_file, settings, django_db_blocker):
         assert prune("--dry-run")[0][0] == f"{alias}: idempotency_key: would go, 1 records"
         assert prune()[0] == [f"{alias}: idempotency_key: deleted, 1 records", f"{alias}: 1 deleted"]
         file.close()
+
+
+def test_old_counts_go_too(lab, alias):
+    with own_connection(alias) as connection:
+        this_minute = int(datetime.now(timezone.utc).timestamp() // 60)
+        counts.add(connection, {(this_minute - 15 * 24 * 60, "a", "new"): 3, (this_minute, "a", "new"): 5})
+    dry, _, _ = as_json("--dry-run")
+    (due,) = (document for document in dry if document.get("name") == "idempotency_outcome_count")
+    assert (due["fate"], due["rows"]) == ("due", 1)
+    done, _, _ = as_json()
+    (gone,) = (document for document in done if document.get("name") == "idempotency_outcome_count")
+    assert (gone["fate"], gone["rows"]) == ("deleted", 1)
+    assert lab.rows("SELECT n FROM idempotency_outcome_count") == [(5,)]

@@ -89,7 +89,8 @@ def test_every_batch_is_a_transaction_of_its_own(keys, small):
     expired(keys, 7)
     with CaptureQueriesContext(connections[keys.alias]) as captured:
         outcome(keys)
-    statements = [query["sql"].split()[0] for query in captured.captured_queries]
+    queries = [query["sql"] for query in captured.captured_queries]
+    statements = [query.split()[0] for query in queries if "idempotency_outcome_count" not in query]
     assert statements.count("DELETE") == statements.count("BEGIN") == statements.count("COMMIT") == 3
     assert not connections[keys.alias].in_atomic_block
 
