@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import signal
 import subprocess
@@ -145,8 +146,9 @@ class TestHowMuch:
         before = list(IdempotencyKey.objects.order_by("pk").values())
         out, failure = sweep("--dry-run")
         assert failure is None
-        assert f"default: {asked.pk} tests.takes_keys: the call 'send' has no answer, lapsed 3600 s ago" in out
-        assert f"default: {idle.id}: lapsed 3600 s ago" in out
+        ago = r"lapsed 36\d\d s ago"
+        assert re.search(f"default: {asked.pk} tests.takes_keys: the call 'send' has no answer, {ago}", out)
+        assert re.search(f"default: {idle.id}: {ago}", out)
         assert out.splitlines()[-1] == "default: 2 would be taken up"
         assert list(IdempotencyKey.objects.order_by("pk").values()) == before
         assert len(outside.sent) == 1
