@@ -30,7 +30,7 @@ from .interventions.pages import InterventionPages
 from .interventions.progress import lease_of, next_sweep, readable, state_of, steps_of
 from .models import IdempotencyKey
 from .storage.ages import with_ages
-from .storage.base import NEVER
+from .storage.base import first_never
 
 if TYPE_CHECKING:
     Keys = QuerySet[IdempotencyKey]
@@ -73,7 +73,7 @@ class StateFilter(admin.SimpleListFilter):
         if self.value() == _HELD:
             return _in_flight(queryset).filter(held_reason__isnull=False)
         if self.value() == _FOR_A_PERSON:
-            return _in_flight(queryset).filter(sweep_after__gte=NEVER)
+            return _in_flight(queryset).filter(sweep_after__gte=first_never())
         # A search says itself where to look.
         return None if request.GET.get(SEARCH_VAR) else _in_flight(queryset)
 

@@ -180,7 +180,7 @@ class TransactionalKey(OwnedKey):
             if record is not None and record.state is State.SEALED:
                 logger.exception("%s is committed; what follows the COMMIT failed.", self.claim.id)
                 return
-            if not _database_refused(error):
+            if not database_refused(error):
                 raise OutcomeUnknown from error
             if self.mode.release():
                 self.ended = Counted.RELEASED
@@ -194,6 +194,6 @@ def kind(error: BaseException) -> str:
     return type(error.__cause__ or error).__name__
 
 
-def _database_refused(error: Exception) -> bool:
+def database_refused(error: Exception) -> bool:
     """Whether the server itself said no to a COMMIT, and not a connection that broke: nothing is committed."""
     return isinstance(error, IntegrityError) or not is_lost(sqlstate(error))

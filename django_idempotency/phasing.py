@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFailure, connections
@@ -15,7 +16,7 @@ from .core.progress import Progress
 from .core.states import Record, RecordedResponse, State
 from .failpoints import hit
 from .ownership import Outcome, OwnedKey, kind
-from .storage.transactions import drop_if_broken, passing
+from .storage.transactions import also_if_broken, passing
 
 logger = logging.getLogger("django_idempotency")
 
@@ -26,12 +27,17 @@ class PhasedKey(OwnedKey):
 
     :param progress: how far the operation has come, by what is committed; None before its first phase or call.
     :param doubt: why nobody knows what became of the call that was sent last.
+    :param unsure: which COMMIT may have recorded more than is known here. Nothing may be built on it, nor on its
+        absence.
     :param sealed: the answer as it is sent, once the operation has finished.
+    :param thread: that may advance it. Two at once would both be the owner, and both do the next phase.
     """
 
     progress: Progress | None = None
     doubt: Explained | None = None
+    unsure: Explained | None = None
     sealed: RecordedResponse | None = None
+    thread: int = field(default_factory=threading.get_ident)
 
     def undo(self) -> None:
         pass
@@ -41,16 +47,10 @@ class PhasedKey(OwnedKey):
 
         :raises LeaseLost: the key is somebody else's now; the open transaction has to be rolled back.
         """
-        connection = connections[self.store.alias]
-        try:
-            advanced = self._try_advance(progress, stale_after, durable)
-        except DatabaseFailure:
-            if connection.in_atomic_block:
-                raise
-            # A connection that broke during a long call is noticed by the first statement after it, and what the other
-            # side answered must not be lost for that. Recorded twice it is the same.
-            drop_if_broken(connection)
-            advanced = self._try_advance(progress, stale_after, durable)
+        # What the other side answered must not be lost for a connection that broke during a long call.
+        advanced = also_if_broken(
+            connections[self.store.alias], lambda: self._try_advance(progress, stale_after, durable)
+        )
         if not advanced:
             logger.warning("%s was taken over; this attempt at %s stops.", self.claim.id, progress.operation)
             self.ended = Counted.FENCED
@@ -134,7 +134,10 @@ class PhasedKey(OwnedKey):
         self.ended = Counted.HELD
         self.mode.before_seal()
         try:
-            self.store.hold(self.claim.id, self.claim.owner_token, reason, sweep_after=sweep_after)
+            also_if_broken(
+                connections[self.store.alias],
+                lambda: self.store.hold(self.claim.id, self.claim.owner_token, reason, sweep_after=sweep_after),
+            )
         except DatabaseFailure:
             logger.exception("%s could not be marked as held; its lease ends by itself.", self.claim.id)
 
@@ -151,6 +154,13 @@ class Unanswered(Explained):
         self.__cause__ = error
 
 
+class Uncommitted(Explained):
+    """Which COMMIT nobody knows the end of."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the COMMIT of {what} has no known end")
+
+
 class Unfinished(Explained):
     def __init__(self) -> None:
         super().__init__("the operation has begun and was not finished")
@@ -160,4 +170,7 @@ def describe(error: BaseException) -> str:
     """An error for a record that operators read: its kind, and not its text, which may quote somebody's data."""
     if isinstance(error, OutcomeUnknown) and isinstance(error.__cause__, Explained):
         error = error.__cause__
-    return str(error) if isinstance(error, Explained) else kind(error)
+    if not isinstance(error, Explained):
+        return kind(error)
+    # It may hold another system's words, and must not fail to be stored for a character that the database refuses.
+    return str(error).encode(errors="backslashreplace").decode().replace("\0", "\\x00")

@@ -26,6 +26,11 @@ logger = logging.getLogger("django_idempotency")
 RETRY_SECONDS = 60.0
 """How long a process waits before it looks again at leaves that it could not make ahead."""
 
+PAUSE_SECONDS = 1.0
+"""How long claims that lack a leaf are refused without another look, after one that did not bring it. Each look takes a
+connection or two of their own, which a crowd of clients that come again must not ask for; and no longer than a second,
+so that requests pass as soon as somebody has made the partitions."""
+
 TURN_SECONDS = 3.0
 """How long a thread waits for another one that looks at the leaves of the same database."""
 
@@ -35,7 +40,8 @@ _SLACK = timedelta(hours=1)
 
 @dataclass
 class _Reach:
-    until: datetime
+    until: datetime | None
+    """None where the database could not be asked."""
     looked_at: float
 
 
@@ -51,6 +57,7 @@ def ensure_leaf(alias: str, retention: timedelta) -> None:
     Costs nothing while this process knows that the leaves reach far enough.
 
     :raises StoreUnavailable: there is no leaf, and this role may not make one.
+    :raises django.db.Error: the database cannot be asked.
     """
     if _reaches_far_enough(alias, retention):
         return
@@ -67,7 +74,7 @@ def ensure_leaf(alias: str, retention: timedelta) -> None:
 
 def _reaches_far_enough(alias: str, retention: timedelta) -> bool:
     now, known = datetime.now(timezone.utc), _reaches.get(alias)
-    if known is None:
+    if known is None or known.until is None:
         return False
     if known.until - now >= comfortable_reach(current().MAX_RETENTION):
         return True
@@ -75,9 +82,23 @@ def _reaches_far_enough(alias: str, retention: timedelta) -> bool:
 
 
 def _reach_further(alias: str, retention: timedelta) -> None:
-    needed = datetime.now(timezone.utc) + retention + _SLACK
+    needed, known = datetime.now(timezone.utc) + retention + _SLACK, _reaches.get(alias)
+    if known is None or time.monotonic() - known.looked_at >= PAUSE_SECONDS:
+        until = known.until if known else None
+        try:
+            until = _extended(alias)
+        finally:  # remembered of a look that failed, too
+            _reaches[alias] = known = _Reach(until, time.monotonic())
+    if known.until is None:
+        raise StoreUnavailable(f"{alias!r} could not be asked for its partitions a moment ago")
+    if known.until < needed:
+        raise StoreUnavailable(f"no partition of {alias!r} covers {needed.isoformat()}", retry_after=RETRY_SECONDS)
+
+
+def _extended(alias: str) -> datetime:
+    """How far the leaves reach, once they were extended if that can be."""
     try:
-        until = make_ahead(alias).until
+        return make_ahead(alias).until
     except DatabaseFailure as error:
         until = _look(alias)
         logger.warning(
@@ -85,9 +106,7 @@ def _reach_further(alias: str, retention: timedelta) -> None:
             "Run manage.py idempotency partitions --database %s as the owner of the table.",
             alias, until, type(error.__cause__ or error).__name__, alias,
         )  # fmt: skip
-    _reaches[alias] = _Reach(until, time.monotonic())
-    if until < needed:
-        raise StoreUnavailable(f"no partition of {alias!r} covers {needed.isoformat()}", retry_after=RETRY_SECONDS)
+        return until
 
 
 def forget_reach(alias: str) -> None:

@@ -28,9 +28,10 @@ from .core.scope import operation_of
 from .core.states import Claim, IdempotencyMode, Record, RecordedResponse, State, Verdict
 from .failpoints import hit
 from .models import IdempotencyKey
-from .modes import MODES, Mode, RequestTransactions
+from .modes import MODES, Mode
 from .ownership import Outcome, TransactionalKey, kind
 from .phasing import PhasedKey, current_key
+from .request_transactions import RequestTransactions
 from .signals import tell
 from .storage import Store, store_for
 
@@ -270,14 +271,17 @@ def _log_refusal(id: UUID, error: IdempotencyError) -> None:
 
 
 def _check_same_request(record: Record, intent: Intent, policy: ResolvedPolicy) -> None:
-    """:raises KeyReused: the record is of another request. Compared under the rules of the record's own version."""
+    """Compared under the rules of the record's own version.
+
+    :raises KeyReused: the record is of another request, and that has had an effect or may have one.
+    """
     if (record.scope, record.key) != (intent.scope, intent.key):
         raise StoreUnavailable(f"{record.id} belongs to another scope and key")
     try:
         ours = fingerprint(intent.content, policy.fingerprint, record.fingerprint_scheme)
     except ValueError as error:
         raise StoreUnavailable(f"{record.id} was fingerprinted by a newer release") from error
-    if ours != record.fingerprint:
+    if ours != record.fingerprint and not record.is_vacant:
         raise KeyReused
 
 

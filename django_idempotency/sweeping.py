@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
@@ -26,12 +27,14 @@ from .core.progress import Progress, Step
 from .core.scope import operation_of
 from .core.states import Claim, IdempotencyMode, Record
 from .failpoints import hit
-from .modes import Phased, RequestTransactions, refuse_outer_block
+from .modes import Phased
 from .operations.answers import Misused
 from .operations.run import run
 from .phasing import PhasedKey, describe
+from .request_transactions import RequestTransactions, refuse_outer_block
 from .signals import tell
 from .storage import Store, store_for
+from .storage.transactions import also_if_broken
 
 logger = logging.getLogger("django_idempotency")
 
@@ -89,16 +92,21 @@ def sweep(alias: str, *, limit: int) -> Iterator[Swept]:
         token = uuid4()
         try:
             record = store.take_stale(token, lease=lease, stale_after=stale_after)
+            if record is None:
+                return
+            hit("after_taken")
+            swept = resolve(store, record, token)
         except DatabaseFailure:
             raise
         except Exception:
             # Taken, and so nobody's for a while: the others come first.
-            logger.exception("A record on %r cannot be read. Another release may have written it.", alias)
+            logger.exception(
+                "A record on %r cannot be read, or not resolved. Another release may have written it, or the settings "
+                "do not fit its operation.",
+                alias,
+            )
             continue
-        if record is None:
-            return
-        hit("after_taken")
-        yield resolve(store, record, token)
+        yield swept
 
 
 def resolve(store: Store, record: Record, token: UUID) -> Swept:
@@ -139,9 +147,10 @@ def _overdue(key: PhasedKey, definition: Definition | None) -> bool:
     if definition is None or open_call is None:
         return False
     try:
-        return overdue(definition, open_call, now=key.store.now())
+        now = also_if_broken(connections[key.store.alias], key.store.now)
     except DatabaseFailure:
         return False
+    return overdue(definition, open_call, now=now)
 
 
 def _settle(key: PhasedKey, record: Record, definition: Definition | None) -> Fate:
@@ -169,7 +178,8 @@ def _finish(key: PhasedKey, record: Record, definition: Definition, progress: Pr
     if open_call is None or progress.compensating or strategy is Strategy.RESUME:
         run(key, definition, progress.parameters)
     elif definition.resolver is not None:
-        _look_up(key, definition, progress, open_call, definition.resolver(record))
+        # A copy: what the resolver does to it must not be recorded with its answer.
+        _look_up(key, definition, progress, open_call, definition.resolver(deepcopy(record)))
     elif strategy is Strategy.VOID:
         run(key, definition, progress.parameters, compensating=True)
     else:

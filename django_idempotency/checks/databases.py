@@ -81,6 +81,13 @@ def _server(connection: BaseDatabaseWrapper, terms: Terms) -> Iterator[CheckMess
             "the key can be the one that is cancelled.",
             "Keep max_wait below twice the deadlock_timeout of the server.",
         )
+    if timedelta(0) < server.statement_timeout <= longest:
+        yield found(
+            "W039",
+            f"On {alias!r} a duplicate may wait {longest.total_seconds():g} s (max_wait), and statement_timeout ends "
+            f"that after {server.statement_timeout.total_seconds():g} s: it hears 503 store-unavailable, not 409.",
+            "Keep max_wait below the statement_timeout of the role, the database and OPTIONS.",
+        )
 
 
 def _table(connection: BaseDatabaseWrapper, terms: Terms) -> Iterator[CheckMessage]:

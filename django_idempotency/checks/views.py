@@ -59,6 +59,15 @@ def terms(protection: Protection) -> Iterator[CheckMessage]:
         yield from _together(protection, aliases[0])
     if policy.scope is None and not protection.own_scope:
         yield from _anonymous(protection)
+    if released := policy.outcomes.released_successes:
+        yield found(
+            "W029",
+            f"A {' or '.join(map(str, released))} leaves its key free: the client hears a success, and what the view "
+            "wrote is rolled back.",
+            "Take successes out of release and by_status of its OutcomeRules. Where nothing was done yet, say so by an "
+            "error such as 409 or 503.",
+            protection.view,
+        )
 
 
 def _together(protection: Protection, alias: str) -> Iterator[CheckMessage]:

@@ -8,8 +8,8 @@ from . import errors
 
 
 class Counted(str, Enum):
-    """What became of a request: one of the first, and one of RELEASED, FENCED and HELD besides where the key that it
-    owned did not end with an answer. Sweepers and persons have their own."""
+    """What became of a request: one word on its arrival, and RELEASED, FENCED, HELD or UNAVAILABLE besides where the
+    key that it owned did not end with an answer. Sweepers and persons have their own."""
 
     NEW = "new"
     """Its key was free; it ran."""
@@ -42,7 +42,7 @@ class Counted(str, Enum):
     """It came in the last quarter of the time for which its record is kept. Counted beside what became of it."""
 
     UNAVAILABLE = "unavailable"
-    """503: the database of the keys did not answer, or not in a way that tells what became of it."""
+    """503: the database of the keys did not answer. Beside NEW: it did not at the end, and the retry finds out."""
 
     OBSERVED = "observed"
     """It came with a key under the setting OBSERVE_ONLY, and was let through."""

@@ -55,6 +55,11 @@ class OutcomeRules:
         object.__setattr__(self, "by_status", MappingProxyType(by_status))
         object.__setattr__(self, "release", frozenset(self.release))
 
+    @property
+    def released_successes(self) -> list[int]:
+        """The 2xx that certainly leave the key free, with what they report undone. None that ``decide`` may turn."""
+        return [] if self.decide else [each for each in range(200, 300) if self.decision(each) is Decision.RELEASE]
+
     def decision(self, status: int, exception: BaseException | None = None) -> Decision:
         """Judge a response ``status``, and the ``exception`` that the view raised to produce it, if any."""
         if self.decide is not None:

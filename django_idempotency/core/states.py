@@ -74,6 +74,16 @@ class Record:
     held_reason: str | None = None
     sweeps: int = 0
 
+    @property
+    def is_vacant(self) -> bool:
+        """Whether nothing can have taken effect under a claim whose owner is not trusted any more: whoever takes it
+        over may ask for something else, as after a release.
+
+        An ATOMIC claim that others can see was committed without its outcome, and perhaps with an effect.
+        """
+        lapsed = self.lease_left is not None and self.lease_left <= 0
+        return lapsed and self.progress is None and self.mode is not IdempotencyMode.ATOMIC
+
 
 @dataclass(frozen=True)
 class Seen:

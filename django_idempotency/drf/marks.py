@@ -10,7 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from rest_framework.request import Request
 
-from ..core.policy import SAFE_METHODS, UNSAFE_METHODS, IdempotencyPolicy
+from ..core.policy import UNSAFE_METHODS, IdempotencyPolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,17 +82,3 @@ def require_in_force(arguments: tuple[Any, ...], mark: Mark, name: str) -> None:
         "before its base classes; decorators above @idempotent must keep attributes (functools.wraps); "
         "on a function, @idempotent goes above @api_view; a method that calls a marked one needs a mark of its own."
     )
-
-
-def check_marks(cls: type) -> None:
-    """:raises TypeError: a mark stands where it can have no effect."""
-    for name, attribute in vars(cls).items():
-        if mark_of(attribute) is None:
-            continue
-        mapping = getattr(attribute, "mapping", None)
-        methods = {method.upper() for method in mapping} if mapping else {name.upper()}
-        if methods <= SAFE_METHODS or name in ("dispatch", "initial", "as_view"):
-            raise TypeError(
-                f"@idempotent on {cls.__qualname__}.{name}: a key has no effect there. "
-                "Put it on a handler that acts (post, put, patch, delete, create, or an @action)."
-            )

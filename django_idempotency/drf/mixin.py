@@ -8,47 +8,33 @@ looked at. What comes out of ``finalize_response`` is sealed as the project made
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import patch_vary_headers
-from django.views import View
-from rest_framework.parsers import BaseParser, FileUploadParser, MultiPartParser
-from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, JSONRenderer
 from rest_framework.request import Request
-from rest_framework.response import Response
 from rest_framework.settings import api_settings
-from rest_framework.utils.mediatypes import media_type_matches
 from rest_framework.versioning import QueryParameterVersioning, URLPathVersioning
 from rest_framework.views import APIView
 
 from ..conf import current
 from ..core.errors import IdempotencyError
-from ..core.fingerprint import Body, Content
-from ..core.policy import SAFE_METHODS, UNSAFE_METHODS, IdempotencyPolicy, ResolvedPolicy
+from ..core.fingerprint import Content
+from ..core.policy import SAFE_METHODS, IdempotencyPolicy, ResolvedPolicy
 from ..core.scope import operation_name
-from ..core.states import RecordedResponse
 from ..http.atomic_requests import take_out, transactions_of
-from ..http.capture import capture, put_into
-from ..http.exchange import Asking, Exchange, rendered
+from ..http.capture import put_into
+from ..http.exchange import Asking, Exchange
 from ..http.problems import problem_response
-from ..http.requests import (
-    body_bytes,
-    counted_headers,
-    has_key,
-    principal_of,
-    raw_body,
-    read_key,
-    text_kwargs,
-    without_parameters,
-)
-from .bodies import uploaded
-from .marks import check_marks, mark_of, marks_on, put_in_force
+from ..http.requests import counted_headers, has_key, principal_of, read_key, text_kwargs, without_parameters
+from .answers import placeholder, recorded, render_refusal, rendered_unless_page
+from .attaching import check_marks, check_order, check_synchronous
+from .bodies import read_ahead, read_body
+from .guards import Handler, guard_handlers
+from .marks import mark_of, marks_on, put_in_force
 
 if TYPE_CHECKING:
     _Base = APIView
@@ -56,10 +42,6 @@ else:
     _Base = object
 
 logger = logging.getLogger("django_idempotency")
-
-Handler = Callable[..., HttpResponseBase]
-
-_ACTING = tuple(method.lower() for method in sorted(UNSAFE_METHODS))
 
 
 @dataclass
@@ -75,35 +57,6 @@ class _Passage:
     exception: Exception | None = None
 
 
-class _Guarded:
-    """A handler with the guard in front. Whoever looks at it, such as a permission class, sees the handler."""
-
-    # functools.wraps would copy its attributes for each request, which costs several times as much.
-    __slots__ = ("_guard", "_handler")
-
-    def __init__(self, handler: Handler, guard: Handler) -> None:
-        self._handler = handler
-        self._guard = guard
-
-    def __call__(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        return self._guard(request, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handler, name)
-
-
-class _Chosen(list[str]):
-    """The accepted methods of a view. Dispatch asks them for one right before it takes the handler."""
-
-    def __init__(self, methods: Iterable[str], before: Callable[[], None]) -> None:
-        super().__init__(methods)
-        self._before = before
-
-    def __contains__(self, method: object) -> bool:
-        self._before()
-        return super().__contains__(method)
-
-
 class IdempotencyMixin(_Base):
     """Makes the unsafe methods of an ``APIView`` or viewset safe to retry. Name it before the view class.
 
@@ -114,7 +67,7 @@ class IdempotencyMixin(_Base):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _check_order(cls)
+        check_order(cls, IdempotencyMixin)
         if not isinstance(cls.idempotency_policy, IdempotencyPolicy | None):
             raise TypeError(f"{cls.__qualname__}.idempotency_policy must be an IdempotencyPolicy or None.")
         check_marks(cls)
@@ -122,7 +75,7 @@ class IdempotencyMixin(_Base):
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         view = super().as_view(*args, **initkwargs)
-        _refuse_asynchronous(cls, getattr(view, "actions", None))
+        check_synchronous(cls, getattr(view, "actions", None))
         take_out(view)
         return view
 
@@ -153,7 +106,7 @@ class IdempotencyMixin(_Base):
         return Content(
             method=http.method or "",
             principal=principal_of(request.user) or "",
-            body=_body(request),
+            body=read_body(request),
             url_kwargs=text_kwargs(self.kwargs, (suffix, in_path)),
             query=without_parameters(http.META.get("QUERY_STRING", ""), (override, in_query)),
             headers=counted_headers(http, policy.fingerprint.headers),
@@ -176,8 +129,8 @@ class IdempotencyMixin(_Base):
             passage.exchange.open()
             try:
                 if self._may_be_keyed(request):
-                    passage.unreadable = _read_ahead(request, self.parser_classes)
-                self._guard_handlers(passage, request)
+                    passage.unreadable = read_ahead(request, self.parser_classes)
+                guard_handlers(self, request.method or "", partial(self._guard, passage))
                 return self._conclude(passage, self._pass_on(passage, request, *args, **kwargs))
             except BaseException as error:
                 passage.exchange.abandon(error)
@@ -201,22 +154,8 @@ class IdempotencyMixin(_Base):
         # A project may take the key from elsewhere, and even out of the body.
         return has_key(request) or type(self).get_idempotency_key is not IdempotencyMixin.get_idempotency_key
 
-    def _guard_handlers(self, passage: _Passage, request: HttpRequest) -> None:
-        accepted = self.http_method_names
-
-        def guard() -> None:
-            # All that act: a view may choose another method than the present one, such as that which a header names.
-            for method in {*_ACTING, (request.method or "").lower()}:
-                handler = getattr(self, method, None) if method in accepted else None
-                if handler is not None and not isinstance(handler, _Guarded):
-                    setattr(self, method, _Guarded(handler, partial(self._guard, method, handler, passage)))
-
-        guard()
-        # Once more when dispatch chooses, since initial() may have put another handler there.
-        self.http_method_names = _Chosen(accepted, guard)
-
     def _guard(
-        self, method: str, handler: Handler, passage: _Passage, request: Request, *args: Any, **kwargs: Any
+        self, passage: _Passage, method: str, handler: Handler, request: Request, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
         if passage.running:  # one handler passes the request on to another one
             return handler(request, *args, **kwargs)
@@ -228,13 +167,13 @@ class IdempotencyMixin(_Base):
             except IdempotencyError as error:
                 passage.answer = self._refusal(error)
         if passage.answer is not None:
-            return _placeholder(passage.answer)
+            return placeholder(passage.answer)
         passage.running, passage.exception = True, None
         try:
             return handler(request, *args, **kwargs)
         except IdempotencyError as error:
             # An operation's. The project's exception handler could only turn it into something else.
-            return _placeholder(self._abandoned(passage, error))
+            return placeholder(self._abandoned(passage, error))
         except Exception as error:
             passage.exception = error
             passage.exchange.undo()
@@ -286,8 +225,9 @@ class IdempotencyMixin(_Base):
         if passage.answer is not None:
             passage.exchange.conclude(response)
             return put_into(response, passage.answer)
+        record = partial(recorded, view=self)
         try:
-            return passage.exchange.conclude(response, passage.exception, _rendered, self._recorded)
+            return passage.exchange.conclude(response, passage.exception, rendered_unless_page, record)
         except IdempotencyError as error:
             problem = self._refusal(error)
             patch_vary_headers(problem, [field.strip() for field in response.get("Vary", "").split(",") if field])
@@ -295,108 +235,9 @@ class IdempotencyMixin(_Base):
 
     def _refusal(self, error: IdempotencyError) -> HttpResponse:
         answer = self.get_idempotency_error_response(error)
-        if isinstance(answer, Response) and not answer.is_rendered:
-            # An override that answers as views do, where no finalize_response follows.
-            response = cast("Any", answer)
-            renderer = _machine_readable(getattr(self.request, "accepted_renderer", None), self)
-            response.accepted_renderer, response.accepted_media_type = renderer, renderer.media_type
-            response.renderer_context = self.get_renderer_context()
-            response.render()
+        render_refusal(answer, self)
         return answer
-
-    def _recorded(self, response: HttpResponseBase, policy: ResolvedPolicy) -> RecordedResponse:
-        """What a retry receives: of a browsable page, the representation that it was built around."""
-        page = getattr(response, "accepted_renderer", None)
-        if not isinstance(page, BrowsableAPIRenderer):
-            return capture(response, policy)
-        return capture(_representation(cast("Response", response), _machine_readable(page, self)), policy)
-
-
-def _machine_readable(renderer: BaseRenderer | None, view: APIView) -> BaseRenderer:
-    """The renderer that a page for people is built around, which may be the only one of the view."""
-    if isinstance(renderer, BrowsableAPIRenderer):
-        renderer = renderer.get_default_renderer(view)
-    return renderer or JSONRenderer()
-
-
-def _placeholder(answer: HttpResponse) -> Response:
-    # Stands in for the answer in finalize_response, which a plain HttpResponse would crash in some projects.
-    return Response({}, status=answer.status_code)
-
-
-def _rendered(response: HttpResponseBase) -> HttpResponseBase:
-    # A page holds a user's name and a CSRF token, and runs queries of its own: it is rendered after the commit.
-    if isinstance(getattr(response, "accepted_renderer", None), BrowsableAPIRenderer):
-        return response
-    return rendered(response)
-
-
-def _representation(response: Any, renderer: Any) -> HttpResponse:
-    body = renderer.render(response.data, renderer.media_type, response.renderer_context)
-    result = HttpResponse(body, status=response.status_code, content_type=renderer.media_type)
-    for name, value in response.items():
-        if name.lower() != "content-type":
-            result[name] = value
-    return result
-
-
-def _read_ahead(request: HttpRequest, parsers: Iterable[type[BaseParser]]) -> IdempotencyError | None:
-    """Keep the bytes of a request before anything parses them: once a parser read the stream they are gone.
-
-    Uploads are left alone: their parsers keep what can be read again, and need no memory for it.
-    """
-    content_type = request.content_type or ""
-    if request.method in SAFE_METHODS or _is_multipart(request):
-        return None
-    parser = next((each for each in parsers if _takes(each, content_type)), BaseParser)
-    if issubclass(parser, FileUploadParser):
-        return None
-    try:
-        body_bytes(request)
-    except IdempotencyError as error:
-        return error
-    return None
-
-
-def _is_multipart(request: HttpRequest) -> bool:
-    return request.content_type == "multipart/form-data"
-
-
-def _takes(parser: type[BaseParser], content_type: str) -> bool:
-    return parser.media_type == content_type or media_type_matches(parser.media_type, content_type)
 
 
 def _http(request: Request) -> HttpRequest:
-    return request._request  # noqa: SLF001 - whose content_type and body are Django's, not the REST framework's
-
-
-def _body(request: Request) -> Body:
-    negotiator: Any = request.negotiator
-    parser = negotiator.select_parser(request, request.parsers)
-    if isinstance(parser, MultiPartParser | FileUploadParser) or (parser and _is_multipart(_http(request))):
-        return uploaded(request)
-    return raw_body(_http(request))
-
-
-def _refuse_asynchronous(cls: type[APIView], actions: Mapping[str, str] | None) -> None:
-    """:raises TypeError: what the guard would get of a handler is a coroutine, which has not run yet."""
-    for name in {"get", *_ACTING, *(actions or {}).values()}:
-        if iscoroutinefunction(getattr(cls, name, None)):
-            raise TypeError(
-                f"IdempotencyMixin does not protect asynchronous handlers, such as {cls.__qualname__}.{name}, yet."
-            )
-
-
-def _check_order(cls: type) -> None:
-    """:raises TypeError: the base classes stand so that requests would pass the mixin by."""
-    before = cls.__mro__[: cls.__mro__.index(IdempotencyMixin)]
-    for base in before:
-        if not issubclass(base, IdempotencyMixin) and (issubclass(base, View) or "as_view" in vars(base)):
-            raise TypeError(
-                f"{cls.__qualname__}: IdempotencyMixin must come before {base.__qualname__} among the base classes, "
-                "or requests would run unprotected."
-            )
-    if issubclass(cls, View) and not issubclass(cls, APIView):
-        raise TypeError(
-            f"{cls.__qualname__} is not a REST framework view: use idempotent_view from django_idempotency.http."
-        )
+    return request._request  # noqa: SLF001 - whose headers are Django's, not the REST framework's

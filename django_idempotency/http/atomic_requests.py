@@ -7,7 +7,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from ..modes import RequestTransactions
+from ..request_transactions import RequestTransactions
 
 _ATTRIBUTE = "_non_atomic_requests"  # Django's, read by its request handler
 

@@ -17,24 +17,11 @@ from django.utils.cache import patch_vary_headers
 
 from ..conf import current
 from ..core.errors import ResponseNotStored
+from ..core.headers import may_be_replayed
 from ..core.policy import ResolvedPolicy
 from ..core.states import RecordedResponse
 
 logger = logging.getLogger("django_idempotency")
-
-NEVER_REPLAYED = frozenset(
-    {
-        # Hop-by-hop (RFC 9110, section 7.6.1), and what servers compute for each message.
-        "connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "transfer-encoding",
-        "upgrade", "content-length", "date", "server", "age", "via",
-        # About the exchange, not about the result.
-        "set-cookie", "x-request-id", "x-correlation-id", "request-id", "traceparent", "server-timing",
-        "x-runtime", "x-response-time",
-    }
-)  # fmt: skip
-"""Headers of which a replay gets its own, or none."""
-
-NEVER_REPLAYED_PREFIXES = ("access-control-", "ratelimit", "x-ratelimit", "x-rate-limit")
 
 _DESCRIBE_THE_BODY = frozenset({"content-type", "content-encoding"})
 """Without these its bytes mean nothing, whatever headers a policy names."""
@@ -144,9 +131,7 @@ def _headers(response: HttpResponseBase, policy: ResolvedPolicy) -> tuple[tuple[
     return tuple(
         (name, value)
         for lowered, name, value in named
-        if (wanted is None or lowered in wanted or lowered in _DESCRIBE_THE_BODY)
-        and lowered not in NEVER_REPLAYED
-        and not lowered.startswith(NEVER_REPLAYED_PREFIXES)
+        if (wanted is None or lowered in wanted or lowered in _DESCRIBE_THE_BODY) and may_be_replayed(name)
     )
 
 

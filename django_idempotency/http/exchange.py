@@ -22,8 +22,8 @@ from ..core.policy import ResolvedPolicy
 from ..core.scope import scope
 from ..core.states import IdempotencyMode, RecordedResponse
 from ..failpoints import hit
-from ..modes import RequestTransactions
 from ..ownership import Outcome
+from ..request_transactions import RequestTransactions
 from ..service import Execution, Intent
 from ..signals import tell
 from .capture import as_sent, capture, discard, replace_by, replay

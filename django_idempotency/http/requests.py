@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
@@ -224,8 +227,44 @@ def text_kwargs(kwargs: Mapping[str, Any], leave_out: Iterable[str | None] = ())
 
 
 def argument(value: Any) -> str:
-    """What the URL named. A converter may have looked up a row, whose text can change, and be that of another one."""
-    return f"{value._meta.label_lower}:{value.pk}" if isinstance(value, Model) else str(value)  # noqa: SLF001 - documented
+    """What the URL named, or its route as an option of its own, as text that is the same in every process.
+
+    :raises ImproperlyConfigured: it has none, and a retry that meets another worker would be another request.
+    """
+    if isinstance(value, Model):
+        # A converter may have looked up a row, whose text can change, and be that of another one.
+        return f"{value._meta.label_lower}:{value.pk}"  # noqa: SLF001 - documented
+    if isinstance(value, Mapping):
+        return json.dumps(sorted([argument(name), argument(each)] for name, each in value.items()))
+    if isinstance(value, list | tuple):
+        return json.dumps([argument(each) for each in value])
+    if isinstance(value, set | frozenset):
+        return json.dumps(sorted(argument(each) for each in value))
+    text, cls = str(value), cast("Any", type(value))
+    if cls.__str__ is not object.__str__ or not _ADDRESS.search(text):
+        return text
+    if name := _importable_name(value):
+        return name
+    raise ImproperlyConfigured(
+        f"An argument of the view is {cls.__qualname__}, whose text is another one in each process, so it cannot be "
+        "compared with that of a retry. In the options of a route, name functions that can be imported, and give "
+        "objects a __str__ that says what they are."
+    )
+
+
+# As Python writes what has no text of its own.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+\b")
+
+
+def _importable_name(value: Any) -> str | None:
+    """Of a function. None for a lambda and for what is made within another function: two can have one name."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    found: Any = sys.modules.get(module)
+    for step in name.split("."):
+        found = getattr(found, step, None)
+    return f"{module}.{name}" if found is value else None
 
 
 def without_parameters(query: str, names: Iterable[str | None]) -> str:

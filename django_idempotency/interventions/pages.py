@@ -83,8 +83,14 @@ class InterventionPages(_ModelAdmin):
             )
         except Refused as refused:
             level, text = messages.ERROR, why_refused(refused.reason)
-        except (DatabaseFailure, IdempotencyError) as error:
+        except IdempotencyError as error:
             level, text = messages.ERROR, _("Nothing was done: %s") % type(error).__name__
+        except DatabaseFailure as error:
+            # Perhaps of the COMMIT, and only its answer was lost.
+            level, text = (
+                messages.ERROR,
+                _("It is not known whether that was done: %s. Look again.") % type(error).__name__,
+            )
         self.message_user(request, text, level)
 
     def _ask(self, request: HttpRequest, key: Any, intervention: Intervention, form: DecisionForm) -> HttpResponse:

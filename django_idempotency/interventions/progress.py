@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _, ngettext
 from ..core.progress import StepKind
 from ..core.states import State
 from ..models import IdempotencyKey
-from ..storage.base import NEVER
+from ..storage.base import first_never
 
 
 def steps_of(key: IdempotencyKey) -> Iterator[str]:
@@ -47,7 +47,7 @@ def next_sweep(key: IdempotencyKey) -> str:
 
 
 def is_for_a_person(key: IdempotencyKey) -> bool:
-    return key.sweep_after is not None and key.sweep_after >= NEVER
+    return key.sweep_after is not None and key.sweep_after >= first_never()
 
 
 def state_of(key: Any) -> str:

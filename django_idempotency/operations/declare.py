@@ -18,9 +18,9 @@ from ..core.operations import Definition, Resolver, registry
 from ..core.policy import FIELD_VALIDATORS, IdempotencyPolicy, PolicyError, ResolvedPolicy, declared
 from ..core.scope import operation_name, scope as scope_of
 from ..core.states import IdempotencyMode, Record
-from ..modes import RequestTransactions
-from ..phasing import current_key
-from ..service import Execution, Intent
+from ..phasing import PhasedKey, current_key
+from ..request_transactions import RequestTransactions
+from ..service import Execution, Intent, database_for
 from .answers import Answer, Misused
 from .run import run
 
@@ -32,8 +32,9 @@ class Operation:
     """
 
     def __init__(self, definition: Definition) -> None:
-        self.definition = definition
+        # First: what is attached to the function must not take the place of the definition.
         update_wrapper(self, definition.function)
+        self.definition = definition
 
     def __call__(self, /, **parameters: Any) -> Answer:
         """Run under the key of the request that is being handled.
@@ -46,6 +47,7 @@ class Operation:
                 f"The operation {self.definition.name!r} was called outside a view in PHASED mode. In a task or a "
                 f"command, use {self.definition.function.__name__}.run(scope=..., key=..., parameters=...)."
             )
+        self._check_database(key)
         key.policy = self._terms(key.policy)
         return run(key, self.definition, parameters)
 
@@ -77,6 +79,15 @@ class Operation:
     def resolved(self) -> ResolvedPolicy:
         """The terms under which it runs where no view has others."""
         return current().resolve(self.definition.policy)
+
+    def _check_database(self, key: PhasedKey) -> None:
+        """:raises Misused: the operation's phases write to another database than the one that its key is kept in."""
+        ours, kept = self.resolved(), key.store.alias
+        if self.definition.policy.using is not None and (alias := database_for(ours, key.claim.scope)) != kept:
+            raise Misused(
+                f"The operation {self.definition.name!r} is for {alias!r}, and the view keeps its keys on {kept!r}: a "
+                "phase would not commit together with its record. Set the same using on both."
+            )
 
     def _terms(self, view: ResolvedPolicy) -> ResolvedPolicy:
         """How the answer is kept. A sweeper that finishes in the place of the view knows the operation alone.
@@ -131,6 +142,7 @@ def operation(
         raise PolicyError(f"@operation({name!r}): {', '.join(sorted(foreign))} is for the policy of a view.")
     if len(FIELD_VALIDATORS["operation"]("The name of an operation", name)) > _LONGEST_NAME:
         raise PolicyError(f"The name of an operation must have at most {_LONGEST_NAME} characters, not {name!r}.")
+    FIELD_VALIDATORS["required"]("downstream_takes_keys", downstream_takes_keys)
     stale_after = 2 * call_timeout if stale_after is None else stale_after
     durations = {
         "call_timeout": call_timeout,
@@ -145,6 +157,8 @@ def operation(
     policy = declared(None, {**fields, "mode": IdempotencyMode.PHASED})
 
     def declare(function: Callable[..., Answer]) -> Operation:
+        if isinstance(function, Operation):
+            raise PolicyError(f"@operation({name!r}): {function.definition.name!r} is an operation already.")
         definition = Definition(
             name=name,
             function=function,

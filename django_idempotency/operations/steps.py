@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.derivation import derive_key
 from ..core.documents import NotStorable, as_document
 from ..core.errors import OutcomeUnknown
+from ..core.headers import may_be_replayed
 from ..core.operations import Definition, may_send_again
 from ..core.progress import Progress, Step, StepKind
 from ..core.states import Record, RecordedResponse, State
 from ..failpoints import hit
-from ..phasing import PhasedKey, Unanswered
+from ..ownership import database_refused
+from ..phasing import PhasedKey, Unanswered, Uncommitted
 from ..renewal import longest_silence
 from ..storage.transactions import within_test_case
 from .answers import Answer, CallInTransaction, Declined, MayNotSendAgain, Misused, OperationChanged
@@ -33,7 +38,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class Op:
-    """The first argument of an operation's function. For the thread that it was made in."""
+    """The first argument of an operation's function. For the thread that owns the key."""
 
     def __init__(
         self, key: PhasedKey, definition: Definition, progress: Progress, *, compensating: bool = False
@@ -44,7 +49,6 @@ class Op:
         self._compensating = compensating
         self._entered: set[str] = set()
         self._passed: set[str] = set()
-        self._thread = threading.get_ident()
 
     @property
     def call_timeout(self) -> float:
@@ -69,7 +73,7 @@ class Op:
             return record.progress is not None and record.progress.step(name) is not None
 
         hit("before_phase", name)
-        with self._committing(is_recorded) as durable:
+        with self._committing(f"the phase {name!r}", is_recorded) as durable:
             result = as_document(fn(), f"the result of the phase {name!r}")
             step = Step(name, StepKind.PHASE, done=True, result=result, compensating=self._compensating)
             progress = self._advance(step, durable=durable)
@@ -124,8 +128,10 @@ class Op:
                 f"one (downstream_retention={self._definition.downstream_retention})"
             )
         key = self.derived_key(name)
-        step = started or Step(name, StepKind.CALL, key=key, started_at=now, compensating=self._compensating)
-        step = replace(step, sends=step.sends + 1)
+        step = started or Step(name, StepKind.CALL, key=key, started_at=now)
+        # Also one that was sent before: with its first step, the reversal has begun.
+        compensating = step.compensating or self._compensating
+        step = replace(step, sends=step.sends + 1, compensating=compensating)
         hit("before_call_started", name)
         self._reach(self._advance(step, durable=self._autocommits))
         return step
@@ -148,7 +154,8 @@ class Op:
         self._check_turn("op.finish")
         if not 200 <= status < 500:
             raise Misused(f"op.finish(status={status}): each retry would get it, so it must be an answer (200 to 499).")
-        with self._committing(lambda record: record.state is State.SEALED) as durable:
+        _refuse_unsendable(headers)
+        with self._committing("op.finish", lambda record: record.state is State.SEALED) as durable:
             data = as_document(fn(), "the result of finish", in_order=False)
             sent = _response(status, headers, data)
             recorded = replace(sent, body=self._key.policy.stored_body(sent.body or b""))
@@ -169,19 +176,27 @@ class Op:
             self._check_turn(f"the step {name!r}")
         elif step.kind is not kind:
             raise OperationChanged(f"The step {name!r} was recorded as a {step.kind.value}.")
+        elif not step.done:
+            self._check_turn(f"the step {name!r}", again=step)
         return step
 
-    def _check_turn(self, what: str) -> None:
+    def _check_turn(self, what: str, again: Step | None = None) -> None:
         """Refuse what is new at the wrong time, also where the operation swallowed the error that should have ended it.
 
+        :param again: the call that is about to be sent again. What was recorded behind it need not be reached yet.
         :raises OutcomeUnknown: a call has no answer yet.
         """
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._key.thread:
             raise Misused(f"{what} in another thread: the steps of an operation follow each other, in one thread.")
         if self._key.sealed is not None:
             raise Misused(f"{what} after op.finish.")
+        if self._key.unsure is not None:
+            raise OutcomeUnknown from self._key.unsure
+        if self._key.progress is not None and self._key.progress is not self._progress:
+            raise Misused(f"{what}, after {self._key.progress.operation!r} has begun under the same key.")
         # What is reversed need not be walked again, only what reverses it.
-        ours = [step for step in self._progress.steps if step.compensating or not self._compensating]
+        before = takewhile(lambda step: step is not again, self._progress.steps)
+        ours = [step for step in before if step.compensating or not self._compensating]
         missed = [step.name for step in ours if step.name not in self._entered]
         if missed:
             raise OperationChanged(
@@ -203,35 +218,58 @@ class Op:
     def _reach(self, progress: Progress) -> None:
         """It is committed."""
         self._progress = self._key.progress = progress
+        self._key.unsure = None
 
     @property
     def _autocommits(self) -> bool:
         return not connections[self._key.store.alias].in_atomic_block
 
     @contextmanager
-    def _committing(self, is_recorded: Callable[[Record], bool]) -> Iterator[bool]:
+    def _committing(self, what: str, is_recorded: Callable[[Record], bool]) -> Iterator[bool]:
         """A transaction, and whether its end is a COMMIT and not the savepoint of a TestCase.
 
         An error after its work is done, of a COMMIT whose answer is lost or of a hook behind it, is a failure only
         where the database does not know of it.
         """
-        durable, complete = self._autocommits, False
+        _refuse_manual_commits(what, connections[self._key.store.alias])
+        durable = self._autocommits
         try:
             with transaction.atomic(using=self._key.store.alias, durable=True):
                 if durable:
                     self._key.store.limit_silence(longest_silence(self._key.claim.lease))
                 yield durable
-                complete = True
+                self._key.unsure = Uncommitted(what)
         except Exception as error:
-            record = self._key.look_up(error) if complete else None
+            record = self._key.look_up(error) if self._key.unsure else None
             if record is None or not is_recorded(record):
+                if database_refused(error):
+                    self._key.unsure = None
                 raise
             logger.exception("%s is committed; what follows the COMMIT failed.", self._key.claim.id)
 
 
 # Of a column, and enough for a loop's counter behind any sensible name.
 _LONGEST_NAME = 255
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_HEADER_VALUE = re.compile(r"[^\r\n\0\ud800-\udfff]*")
 _WITHOUT_CONTENT = (204, 205, 304)
+
+
+def _refuse_unsendable(headers: Sequence[tuple[str, str]]) -> None:
+    """Before they are sealed: a record that cannot be sent, or not even be read, is all that a retry would get."""
+    given: object = headers
+    if not isinstance(given, list | tuple):
+        raise Misused(f"op.finish(headers=...) takes a list of pairs, not {type(headers).__name__}.")
+    for each in given:
+        if not (isinstance(each, list | tuple) and len(each) == 2 and all(isinstance(part, str) for part in each)):
+            raise Misused("op.finish(headers=...) takes pairs of a name and a value, each a str.")
+        name, value = each
+        if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+            raise Misused(
+                f"op.finish(headers=...): {name!r} is no name of a header, or its value is not one line of text."
+            )
+        if not may_be_replayed(name):
+            raise Misused(f"op.finish(headers=...): {name!r} is of one exchange, and each retry would get it.")
 
 
 def _response(status: int, headers: Sequence[tuple[str, str]], data: Any) -> RecordedResponse:
@@ -239,6 +277,14 @@ def _response(status: int, headers: Sequence[tuple[str, str]], data: Any) -> Rec
         return RecordedResponse(status, tuple(headers), b"")
     body = json.dumps(data, separators=(",", ":")).encode()
     return RecordedResponse(status, (("Content-Type", "application/json"), *headers), body)
+
+
+def _refuse_manual_commits(what: str, connection: BaseDatabaseWrapper) -> None:
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise Misused(
+            f"Autocommit was switched off on {connection.alias!r}: {what} would end without a COMMIT, and its answer "
+            "would be given and not kept. Leave it on in an operation."
+        )
 
 
 def _refuse_transactions(name: str) -> None:

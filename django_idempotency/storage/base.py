@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, Protocol
 from uuid import UUID
+
+from django.conf import settings
 
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State
@@ -15,6 +17,16 @@ logger = logging.getLogger("django_idempotency")
 
 NEVER = datetime(9999, 1, 1, tzinfo=timezone.utc)
 """When a sweeper takes up what is for a person. Not infinity, which Python has no date for."""
+
+
+def as_kept(moment: datetime) -> datetime:
+    """Naive where USE_TZ is off, and in UTC all the same: local clocks are put back an hour once a year."""
+    return moment if settings.USE_TZ else moment.replace(tzinfo=None)
+
+
+def first_never() -> datetime:
+    """The earliest time that a column may show NEVER as: without USE_TZ it is read in some local time."""
+    return as_kept(NEVER - timedelta(days=1))
 
 
 class Store(Protocol):
@@ -43,7 +55,9 @@ class Store(Protocol):
         ...
 
     def take_over(self, record: Record, claim: Claim) -> bool:
-        """Own a lapsed claim, if it is still the one that ``record`` shows."""
+        """Own a lapsed claim, if it is still the one that ``record`` shows. Where no operation has begun under it, it
+        is a claim for the request of ``claim`` from then on, which may be another one; where one has, it is owned in
+        PHASED mode only."""
         ...
 
     def seal(

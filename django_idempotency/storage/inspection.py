@@ -19,6 +19,8 @@ class Server:
     isolation: str
     """What a transaction gets here, by Django's options or by the defaults of server, database and role."""
     deadlock_timeout: timedelta
+    statement_timeout: timedelta
+    """What a statement of this role may take here; zero for as long as it wants."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ _SERVER = """
 SELECT
     pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
     current_setting('transaction_isolation'),
-    current_setting('deadlock_timeout')::interval
+    current_setting('deadlock_timeout')::interval,
+    current_setting('statement_timeout')::interval
 """
 
 _MISSING = """

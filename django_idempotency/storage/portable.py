@@ -7,19 +7,18 @@ deletion in batches.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
 from django.db.models import Case, Q, When
 from django.db.models.functions import Coalesce
-from django.utils import timezone
 
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Sealing, Seen, State, Verdict
 from ..models import IdempotencyKey
-from .base import COLUMNS, NEVER, readable, record_from
+from .base import COLUMNS, NEVER, as_kept, readable, record_from
 
 
 class PortableStore:
@@ -34,7 +33,7 @@ class PortableStore:
         return IdempotencyKey.objects.using(self.alias)
 
     def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:  # noqa: ARG002
-        now = timezone.now()
+        now = _now()
         standing = self._standing(claim.id, now)
         if standing is not None:
             return ClaimAnswer(Verdict.FOUND, standing)
@@ -66,18 +65,23 @@ class PortableStore:
         """There is no such limit. A process that dies frees the file, and one that hangs has to be killed."""
 
     def take_over(self, record: Record, claim: Claim) -> bool:
-        now = timezone.now()
+        now = _now()
         seen = self._keys.filter(
             id=record.id,
             state=State.IN_FLIGHT.value,
             owner_token=record.owner_token,
             lease_expires_at__lte=now,
+            steps__isnull=record.progress is None,
         )
+        if claim.mode is not IdempotencyMode.PHASED:
+            seen = seen.filter(steps__isnull=True)
+        request = {"fingerprint": claim.fingerprint, "fingerprint_scheme": claim.fingerprint_scheme}
         taken = seen.update(
             owner_token=claim.owner_token,
             mode=claim.mode.value,
             attempts=models.F("attempts") + 1,
             lease_expires_at=now + timedelta(seconds=claim.lease),
+            **({} if record.progress else request),
         )
         return taken == 1
 
@@ -91,7 +95,7 @@ class PortableStore:
         lease: float,  # noqa: ARG002
         durable: bool,  # noqa: ARG002
     ) -> Sealing:
-        now = timezone.now()
+        now = _now()
         sealed = self._owned(id, owner_token).update(
             state=State.SEALED.value,
             lease_expires_at=None,
@@ -132,21 +136,21 @@ class PortableStore:
             held_at=Case(When(stands_still, then="held_at")),
             sweep_after=None,
             stale_after=stale_after,
-            lease_expires_at=timezone.now() + timedelta(seconds=lease),
+            lease_expires_at=_now() + timedelta(seconds=lease),
         )
         return advanced == 1
 
     def hold(self, id: UUID, owner_token: UUID, reason: str, *, sweep_after: float | None) -> bool:
-        now = timezone.now()
+        now = _now()
         held = self._owned(id, owner_token).update(
             held_reason=reason,
             held_at=Coalesce("held_at", models.Value(now)),
-            sweep_after=NEVER if sweep_after is None else now + timedelta(seconds=sweep_after),
+            sweep_after=as_kept(NEVER) if sweep_after is None else now + timedelta(seconds=sweep_after),
         )
         return held == 1
 
     def stale(self, limit: int, *, stale_after: float) -> list[Record]:
-        now = timezone.now()
+        now = _now()
         rows = self._stale(limit, stale_after, now)
         return readable(self.alias, [(row.id, partial(_record, row, now)) for row in rows])
 
@@ -157,9 +161,9 @@ class PortableStore:
         return [row for row in lapsed.order_by("lease_expires_at") if _stale_at(row, stale_after) <= now][:limit]
 
     def take_stale(self, owner_token: UUID, *, lease: float, stale_after: float) -> Record | None:
-        for row in self._stale(_TRIES, stale_after, timezone.now()):
+        for row in self._stale(_TRIES, stale_after, _now()):
             # Its owner may have come further since: the same token, and trusted again.
-            lapsed = self._owned(row.id, row.owner_token).filter(lease_expires_at__lte=timezone.now())
+            lapsed = self._owned(row.id, row.owner_token).filter(lease_expires_at__lte=_now())
             if self._take(lapsed, owner_token, lease):
                 return self.find(row.id)
         return None
@@ -173,10 +177,10 @@ class PortableStore:
         return deleted == 1
 
     def now(self) -> float:
-        return timezone.now().timestamp()
+        return datetime.now(timezone.utc).timestamp()
 
     def find(self, id: UUID) -> Record | None:
-        return _found(self._keys.filter(id=id), timezone.now())
+        return _found(self._keys.filter(id=id), _now())
 
     def _standing(self, id: UUID, now: datetime) -> Record | None:
         present = Q(state=State.IN_FLIGHT.value) | Q(expires_at__gt=now)
@@ -186,7 +190,7 @@ class PortableStore:
         return self._keys.filter(id=id, state=State.IN_FLIGHT.value, owner_token=owner_token)
 
     def _as_seen(self, seen: Seen) -> models.QuerySet[IdempotencyKey]:
-        lapsed = Q(lease_expires_at=seen.lease_expires_at) & Q(lease_expires_at__lte=timezone.now())
+        lapsed = Q(lease_expires_at=seen.lease_expires_at) & Q(lease_expires_at__lte=_now())
         return self._owned(seen.id, seen.owner_token).filter(lapsed)
 
     @staticmethod
@@ -195,7 +199,7 @@ class PortableStore:
             owner_token=owner_token,
             attempts=models.F("attempts") + 1,
             sweeps=models.F("sweeps") + 1,
-            lease_expires_at=timezone.now() + timedelta(seconds=lease),
+            lease_expires_at=_now() + timedelta(seconds=lease),
         )
         return taken == 1
 
@@ -204,8 +208,12 @@ class PortableStore:
 _TRIES = 20
 
 
+def _now() -> datetime:
+    return as_kept(datetime.now(timezone.utc))
+
+
 def _stale_at(row: IdempotencyKey, stale_after: float) -> datetime:
-    return (row.lease_expires_at or NEVER) + timedelta(
+    return (row.lease_expires_at or as_kept(NEVER)) + timedelta(
         seconds=stale_after if row.stale_after is None else row.stale_after
     )
 

@@ -20,7 +20,7 @@ from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing,
 from .base import NEVER, readable, record_from
 from .transactions import awaits_begin, bringing_begin, sqlstate, transaction_on
 
-_TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s)"
+_TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s::smallint, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s AND steps IS NULL"
 _ADVANCE = "SELECT idempotency_advance_v1(%s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s)"
 _HOLD = """
@@ -123,7 +123,10 @@ class PostgresStore:
         arguments = (
             record.id,
             record.owner_token,
+            record.progress is not None,
             claim.owner_token,
+            claim.fingerprint,
+            claim.fingerprint_scheme,
             claim.mode.value,
             claim.lease,
             claim.max_wait,

@@ -11,12 +11,14 @@ nested ``atomic`` sets the savepoint.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from django.db import OperationalError, connections, transaction
+from django.db import Error as DatabaseFailure, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+Result = TypeVar("Result")
 
 
 class TravellingSavepoint:
@@ -173,6 +175,18 @@ def drop_if_broken(connection: BaseDatabaseWrapper) -> None:
     """Let the next statement find a connection that works. Inside a transaction (a TestCase's) there is no other."""
     if not connection.in_atomic_block:
         connection.close_if_unusable_or_obsolete()
+
+
+def also_if_broken(connection: BaseDatabaseWrapper, act: Callable[[], Result]) -> Result:
+    """What ``act`` returns, tried again on a new connection: one that broke while another system was asked is noticed
+    by the first statement after it. For what is the same if it is done twice."""
+    try:
+        return act()
+    except DatabaseFailure:
+        if connection.in_atomic_block:
+            raise
+        drop_if_broken(connection)
+        return act()
 
 
 @contextmanager

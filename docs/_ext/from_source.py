@@ -25,8 +25,8 @@ from django_idempotency import IdempotencyPolicy, failpoints
 from django_idempotency.checks import IDS
 from django_idempotency.conf import SETTINGS
 from django_idempotency.core import errors
+from django_idempotency.core.headers import NEVER_REPLAYED, NEVER_REPLAYED_PREFIXES
 from django_idempotency.core.outcomes import RELEASED_STATUSES
-from django_idempotency.http.capture import NEVER_REPLAYED, NEVER_REPLAYED_PREFIXES
 from django_idempotency.http.problems import STATUSES, problem_response
 from django_idempotency.operations import derive_key, operation
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
-from django_idempotency.core.errors import IdempotencyError
 from django_idempotency.operations import Answer
 
 from .models import Subscription
 from .operations import card_payment
 
+logger = logging.getLogger(__name__)
 
-def bill(month: str) -> Iterator[tuple[Subscription, Answer | IdempotencyError]]:
+
+def bill(month: str) -> Iterator[tuple[Subscription, Answer | Exception]]:
     """Take what is due for a month. Run it again after whatever befell it: nobody pays twice.
 
     :param month: such as ``2026-12``. With the subscription it is the key, which is why a second run is a retry.
@@ -31,6 +33,7 @@ def bill(month: str) -> Iterator[tuple[Subscription, Answer | IdempotencyError]]
                     },
                 ),
             )
-        except IdempotencyError as error:
-            # Of this one nobody knows yet, or somebody else is at it. The others can be billed.
+        except Exception as error:
+            # Of this one nobody knows yet, somebody else is at it, or it cannot be paid at all. The others can.
+            logger.exception("%s is not billed for %s.", subscription, month)
             yield subscription, error

@@ -16,12 +16,14 @@ def perform(self: Task, name: str, arguments: dict[str, Any]) -> None:
     """Do a staged job. Delivered twice, to two workers even, it is done once.
 
     A worker that is killed has not acknowledged, so the broker delivers again; whoever comes second is told to come
-    again later, and then finds it done.
+    again later, and then finds it done. Nothing else is a reason to give up either: this message is all that is left of
+    the job, and Celery acknowledges what failed.
     """
     try:
         jobs.perform(name, self.request.id, arguments)
-    except IdempotencyError as error:
-        raise self.retry(exc=error, countdown=error.retry_after or 60) from error
+    except Exception as error:
+        later = error.retry_after if isinstance(error, IdempotencyError) else None
+        raise self.retry(exc=error, countdown=later or 60) from error
 
 
 @shared_task(name="payments.relay")

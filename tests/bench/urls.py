@@ -7,7 +7,7 @@ from django_idempotency.signals import counted
 
 from . import views
 
-if not settings.BENCH_COUNTING:
+if not settings.BENCH_COUNTING:  # type: ignore[misc]
     counted.disconnect(dispatch_uid="django_idempotency.counting")
 
 urlpatterns = [

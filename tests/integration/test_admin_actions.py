@@ -10,10 +10,11 @@ from functools import partial
 from html import unescape
 
 import pytest
+from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone, translation
@@ -159,6 +160,15 @@ class TestWhatIsShown:
         page = client.get(listed).content.decode()
         assert "left to a person" in page
         assert ">held<" in page
+
+    @pytest.mark.parametrize("zone", ["UTC", "Pacific/Honolulu", "Pacific/Auckland"])
+    def test_nor_does_a_project_without_time_zones_mistake_it(self, outside, settings, zone):
+        client, key = staff("view"), held(takes_no_keys)
+        resolving.sweep_taken(resolving.take_up_by_person("default", seen(key), lambda: None))
+        settings.USE_TZ, settings.TIME_ZONE = False, zone
+        assert "none: it is left to a person" in client.get(page_of(key)).content.decode()
+        listed = client.get(reverse("admin:django_idempotency_idempotencykey_changelist"), {"state": "person"})
+        assert [row.pk for row in listed.context["cl"].result_list] == [key.pk]
 
     def test_steps_of_every_kind_and_of_another_release(self, person, outside):
         key = held()
@@ -508,3 +518,22 @@ class TestRaces:
         key = held()
         assert "has come to its end" in told(decide(rivals, key, "sweep"))
         assert now(key).state == "sealed"
+
+    @pytest.mark.parametrize("really", [True, False])
+    def test_a_commit_whose_answer_was_lost_is_not_told_as_nothing_done(self, rivals, monkeypatch, really):
+        key = idle()
+        take_note = ModelAdmin.log_change
+
+        def note(*arguments):
+            monkeypatch.setattr(connections["default"], "commit", partial(lose, connections["default"].commit))
+            return take_note(*arguments)
+
+        def lose(commit):
+            monkeypatch.delattr(connections["default"], "commit")
+            if really:
+                commit()
+            raise OperationalError
+
+        monkeypatch.setattr(ModelAdmin, "log_change", note)
+        assert "not known whether that was done" in told(decide(rivals, key, "resolve"))
+        assert now(key).state == ("sealed" if really else "in_flight")

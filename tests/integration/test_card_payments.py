@@ -8,13 +8,14 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from io import StringIO
+from unittest.mock import Mock
 from uuid import UUID
 
 import psycopg
 import pytest
 from django.core import mail
 from django.core.management import CommandError, call_command
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.test import TransactionTestCase
 
 from django_idempotency import failpoints
@@ -468,6 +469,22 @@ class TestBilling:
         assert self.bill().count("authorised") == 2
         assert set(control.charges_by_reference().values()) == {1}
 
+    def test_nor_does_one_that_cannot_be_paid(self, monkeypatch):
+        """However often it is run, those behind it would never be billed."""
+        first = SubscriptionFactory.create_batch(3)[0]
+        reserve = cards.reserve
+
+        def refuse(account, *arguments, **how):
+            if account == str(first.account_id):
+                raise ZeroDivisionError
+            return reserve(account, *arguments, **how)
+
+        monkeypatch.setattr(cards, "reserve", refuse)
+        with pytest.raises(CommandError, match=r"1 payment\(s\) is not known"):
+            self.bill()
+        assert first.account_id not in CardPayment.objects.values_list("account", flat=True)
+        assert CardPayment.objects.filter(status="authorised").count() == 2
+
     @pytest.mark.parametrize("month", ["2026-13", "12", "december"])
     def test_what_is_no_month_is_refused(self, month):
         with pytest.raises(CommandError, match="a month is"):
@@ -654,6 +671,15 @@ class TestCelery:
         assert [type(error) for error in told] == [InProgress]
         self.perform(message)
         assert len(mail.outbox) == 1
+
+    @pytest.mark.parametrize("failure", [OperationalError, KeyError])
+    def test_a_job_that_fails_in_whatever_way_is_tried_again(self, message, monkeypatch, failure):
+        """A database that restarts, a worker that does not know the job yet: the message is all that is left of it."""
+        from celery.exceptions import Retry
+
+        monkeypatch.setattr(jobs, "perform", Mock(side_effect=failure))
+        with pytest.raises(Retry):
+            self.perform(message)
 
     def test_without_a_broker_nothing_is_lost(self, app, payer, monkeypatch):
         def unreachable(*args, **kwargs):

@@ -41,7 +41,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 import django_idempotency
-from django_idempotency import IdempotencyMode, IdempotencyPolicy, signatures
+from django_idempotency import Decision, IdempotencyMode, IdempotencyPolicy, OutcomeRules, signatures
 from django_idempotency.checks import IDS, check_databases, check_deployment, check_settings, check_views
 from django_idempotency.conf import current
 from django_idempotency.drf import IdempotencyMixin, idempotent
@@ -449,6 +449,25 @@ class TestPolicies:
 
     def test_a_route_that_brings_something_else_than_a_policy(self, of_views):
         assert ids(of_views(_Protected.as_view(idempotency_policy={"required": False}))) == {"E021"}
+
+    @pytest.mark.parametrize(
+        ("rules", "statuses"),
+        [
+            (
+                OutcomeRules(release={200, 202, 400}, by_status={200: Decision.SEAL, 204: Decision.RELEASE}),
+                "202 or 204",
+            ),
+            (OutcomeRules(release={303, 409}), None),
+            (OutcomeRules(release={200}, decide=lambda status, exception: Decision.SEAL), None),
+        ],
+    )
+    def test_a_success_that_is_undone(self, of_views, settings, rules, statuses):
+        policy = IdempotencyPolicy(outcomes=rules, scope=by_header)
+        messages = of_views(_Protected.as_view(idempotency_policy=policy), idempotent_view(policy)(_plain))
+        assert [message.id for message in messages] == (["django_idempotency.W029"] * 2 if statuses else [])
+        assert all(f"A {statuses} leaves" in message.msg for message in messages)
+        settings.IDEMPOTENCY = {"OUTCOMES": rules}
+        assert ids(of_views(_Protected.as_view())) == ({"W029"} if statuses else set())
 
     def test_a_policy_that_a_hook_makes_is_not_guessed(self, of_views):
         class Dynamic(_Protected):
@@ -1049,6 +1068,17 @@ class TestDatabases:
         assert of_database() == []
         of_views(idempotent_view(scope=by_header, max_wait=timedelta(seconds=0.9))(_plain))
         assert ids(of_database()) == {"W038"}
+
+    def test_a_wait_that_ends_as_if_the_store_were_down(self, cursor, of_views, settings):
+        cursor.execute("SET LOCAL statement_timeout = '1500ms'")
+        (message,) = of_database()
+        assert (ids([message]), "after 1.5 s" in message.msg) == ({"W039"}, True)
+        settings.IDEMPOTENCY = {"MAX_WAIT": timedelta(seconds=1.4)}
+        assert of_database() == []
+        of_views(idempotent_view(scope=by_header, max_wait=timedelta(seconds=1.6))(_plain))
+        assert ids(of_database()) == {"W039"}
+        cursor.execute("SET LOCAL statement_timeout = 0")
+        assert of_database() == []
 
 
 @pytest.fixture

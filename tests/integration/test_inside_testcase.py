@@ -13,8 +13,8 @@ from django_idempotency.core.fingerprint import Content, EmptyBody
 from django_idempotency.core.keys import record_id
 from django_idempotency.core.states import State
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.modes import RequestTransactions
 from django_idempotency.ownership import Outcome
+from django_idempotency.request_transactions import RequestTransactions
 from django_idempotency.service import Execution, Intent
 from django_idempotency.storage import store_for
 from tests.support.keys import CREATED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from unittest.mock import Mock
 
@@ -11,10 +12,11 @@ from django.db import DatabaseError, IntegrityError, OperationalError, connectio
 from django_idempotency import BodyCodec
 from django_idempotency.core.errors import InProgress, LeaseLost, OutcomeUnknown, StoreUnavailable, TransactionConflict
 from django_idempotency.core.states import Sealing, State
+from django_idempotency.operations import Misused
 from django_idempotency.ownership import Outcome
 from django_idempotency.phasing import current_key
 from tests.support.keys import CREATED
-from tests.support.workshops import commits, on_both_stores, on_postgres, taken_over
+from tests.support.workshops import break_connection, commits, on_both_stores, on_postgres, taken_over
 
 # --- the COMMIT of a phase ---
 
@@ -95,9 +97,9 @@ def test_a_commit_that_the_database_refuses_does_not_count_as_done(workshop):
 
     def branching(op):
         try:
-            with commits(workshop.alias, really=False):
+            with commits(workshop.alias, really=False, error=IntegrityError("a deferred constraint")):
                 op.phase("reserve", partial(workshop.effect, "reserved"))
-        except OperationalError:
+        except IntegrityError:
             op.phase("apologise", partial(workshop.effect, "sorry"))
         names = [step.name for step in workshop.record(called).progress.steps]
         return op.finish(lambda: names)
@@ -126,6 +128,113 @@ def test_a_lost_answer_is_held_while_the_database_cannot_be_asked(workshop, whic
         assert workshop.record(called).progress.recovery_point == "first"
 
 
+@contextmanager
+def unanswerable(workshop, monkeypatch):
+    """A COMMIT succeeds and its answer is lost, while the database cannot be asked."""
+    with commits(workshop.alias, really=True), monkeypatch.context() as patched:
+        patched.setattr(type(workshop.store), "find", Mock(side_effect=OperationalError))
+        yield
+
+
+def in_progress(workshop, _monkeypatch):
+    """A connection breaks while its COMMIT goes on: at the look-up it is not done yet."""
+    return commits(workshop.alias, really=False)
+
+
+def interrupted(workshop, _monkeypatch):
+    """The process is told to end between a COMMIT and what follows it."""
+    return commits(workshop.alias, really=True, error=KeyboardInterrupt())
+
+
+@on_both_stores
+@pytest.mark.parametrize("lost", [unanswerable, in_progress, interrupted])
+@pytest.mark.parametrize("then", ["again", "another", "end"])
+def test_nothing_is_built_on_a_commit_that_nobody_knows_the_end_of(workshop, monkeypatch, lost, then):
+    """The operation swallows that error. Going on as if nothing were committed, it would do the phase a second time, or
+    answer that it was not done."""
+
+    def swallowing(op):
+        with suppress(Exception, KeyboardInterrupt), lost(workshop, monkeypatch):
+            op.phase("reserve", partial(workshop.effect, "reserved"))
+        if then == "again":
+            op.phase("reserve", partial(workshop.effect, "reserved"))
+        if then == "another":
+            op.phase("apologise", partial(workshop.effect, "sorry"))
+        return op.finish(lambda: "nothing happened", status=409)
+
+    called = workshop.declare(swallowing)
+    with pytest.raises(OutcomeUnknown):
+        workshop.run(called)
+    if lost is in_progress:
+        # Nothing was committed after all, and nothing stands where that was found out: by the write that waits for it.
+        assert (workshop.effects, workshop.record(called)) == ([], None)
+    else:
+        assert workshop.effects == ["reserved"]
+        assert workshop.record(called).progress.recovery_point == "reserve"
+        assert "the COMMIT of the phase 'reserve' has no known end" in workshop.row().held_reason
+
+
+@on_both_stores
+def test_nor_by_a_second_run_of_it(workshop, monkeypatch):
+    lost = [unanswerable]
+
+    def pay(op):
+        with lost.pop()(workshop, monkeypatch) if lost else nullcontext():
+            op.phase("reserve", partial(workshop.effect, "reserved"))
+        return op.finish(lambda: "done")
+
+    pay = workshop.declare(pay)
+
+    def again(_op):
+        with suppress(OutcomeUnknown):
+            return pay()
+        return pay()
+
+    called = workshop.declare(again)
+    with pytest.raises(OutcomeUnknown):
+        workshop.run(called)
+    assert workshop.effects == ["reserved"]
+
+
+@on_both_stores
+def test_a_step_in_a_hook_behind_the_commit_is_refused(workshop, caplog):
+    """The phase is committed, and not yet among the steps that the next one is recorded with."""
+
+    def reserve(op):
+        transaction.on_commit(lambda: op.call("notify", workshop.send("notify")), using=workshop.alias)
+        return workshop.effect("reserved")
+
+    def pay(op):
+        op.phase("reserve", partial(reserve, op))
+        op.call("authorise", workshop.send("authorise"))
+        names = [step.name for step in workshop.record(called).progress.steps]
+        return op.finish(lambda: names)
+
+    called = workshop.declare(pay)
+    assert workshop.run(called).data == ["reserve", "authorise"]
+    assert [step for step, _ in workshop.sent] == ["authorise"]
+    assert "what follows the COMMIT failed" in caplog.text
+
+
+@on_both_stores
+@pytest.mark.parametrize("which", ["phase", "end"])
+def test_without_autocommit_nothing_is_taken_for_committed(workshop, which):
+    def careless(op):
+        connections[workshop.alias].set_autocommit(False)
+        if which == "phase":
+            op.phase("reserve", partial(workshop.effect, "reserved"))
+        return op.finish(partial(workshop.effect, "done"))
+
+    called = workshop.declare(careless)
+    try:
+        with pytest.raises(Misused, match="Autocommit was switched off"):
+            workshop.run(called)
+    finally:
+        connections[workshop.alias].rollback()
+        connections[workshop.alias].set_autocommit(True)
+    assert workshop.effects == []
+
+
 @on_both_stores
 def test_an_answer_that_was_sealed_without_anybody_knowing_is_found_at_the_end(workshop, monkeypatch):
     """The look-up fails right after the COMMIT, and works when the view ends: what is sent is the answer."""
@@ -148,11 +257,6 @@ def test_an_answer_that_was_sealed_without_anybody_knowing_is_found_at_the_end(w
 
 
 # --- a connection that breaks while a call lasts ---
-
-
-def break_connection(alias):
-    """As an idle time-out on the way does: noticed by the next statement alone."""
-    connections[alias].connection.close()
 
 
 @on_postgres
@@ -282,10 +386,11 @@ def test_a_key_that_cannot_be_freed_though_nothing_began_is_held(workshop, monke
 
 @on_postgres
 def test_a_rival_in_the_first_phase_is_worth_a_repetition(workshop):
-    called = workshop.declare(
-        lambda op: op.phase("first", lambda: workshop._ask("SELECT pg_sleep(9)")), name="tests.slow"
-    )
-    workshop._ask("SET statement_timeout = '20ms'")
+    def wait():
+        workshop._ask("SET LOCAL statement_timeout = '20ms'")
+        workshop._ask("SELECT pg_sleep(9)")
+
+    called = workshop.declare(lambda op: op.phase("first", wait), name="tests.slow")
     with pytest.raises(TransactionConflict):
         workshop.run(called)
     assert workshop.record(called) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
+from contextvars import copy_context
 from datetime import date, timedelta
 from functools import partial
 
@@ -781,6 +782,33 @@ def test_an_answer_that_is_none_is_refused(workshop, status):
     assert workshop.record(called) is None
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Location": "/payments/7"},
+        ["Location"],
+        [("Location", None)],
+        [("X-Count", 5)],
+        [("Location", "/7", "/8")],
+        [("", "/7")],
+        [("Lo cation", "/7")],
+        [("Location", "/7\r\nSet-Cookie: a=b")],
+        [("Location", "/7\0")],
+        [("X-Name", "\ud83d")],
+        [("Set-Cookie", "session=1")],
+        [("content-length", "7")],
+        [("RateLimit-Limit", "7")],
+    ],
+)
+def test_headers_that_no_retry_could_be_sent_are_refused_before_they_are_sealed(workshop, headers):
+    called = workshop.declare(
+        lambda op: op.finish(lambda: workshop.effect("done"), headers=headers), name="tests.headers"
+    )
+    with pytest.raises(Misused, match="headers="):
+        workshop.run(called)
+    assert (workshop.effects, workshop.record(called)) == ([], None)
+
+
 def test_an_answer_keeps_the_order_of_its_members_and_its_headers(workshop):
     called = workshop.declare(
         lambda op: op.finish(lambda: {"id": 7, "amount": 1.0}, headers=[("Location", "/payments/7"), ("X-Z", "ü")]),
@@ -881,6 +909,54 @@ def test_a_step_in_another_thread_is_refused(workshop):
     workshop.run(workshop.declare(threaded))
     assert len(caught) == 3
     assert all("in another thread" in message for message in caught)
+
+
+def test_an_operation_does_not_go_on_over_another_that_it_began_under_its_key(workshop):
+    """It would seal over a call that has no answer."""
+
+    def inner(op):
+        op.call("charge", workshop.send("charge", TimeoutError()))
+        return op.finish(lambda: "charged")
+
+    inner = workshop.declare(inner)
+
+    def outer(op):
+        with suppress(OutcomeUnknown):
+            return inner()
+        return op.finish(lambda: "nothing happened", status=409)
+
+    called = workshop.declare(outer)
+    with pytest.raises(OutcomeUnknown):
+        workshop.run(called)
+    assert workshop.record(called).progress.open_call.name == "charge"
+
+
+def test_an_operation_in_another_thread_is_refused_too(workshop):
+    """It knows the key where it was started with a copy of the context, as asgiref does. Two of them would both own
+    it."""
+    refused = []
+
+    def inner(op):
+        op.phase("reserve", partial(workshop.effect, "reserved"))
+        return op.finish(lambda: None)
+
+    inner = workshop.declare(inner)
+
+    def attempt():
+        try:
+            inner()
+        except Misused as error:
+            refused.append(str(error))
+
+    def outer(op):
+        thread = threading.Thread(target=copy_context().run, args=(attempt,))
+        thread.start()
+        thread.join()
+        return op.finish(lambda: "alone")
+
+    assert workshop.run(workshop.declare(outer)).data == "alone"
+    assert ["in another thread" in text for text in refused] == [True]
+    assert workshop.effects == []
 
 
 def test_an_operation_in_an_operation_has_a_key_of_its_own(workshop):

@@ -12,8 +12,8 @@ from django_idempotency import IdempotencyMode, IdempotencyPolicy, retention
 from django_idempotency.conf import current
 from django_idempotency.core.errors import StoreUnavailable
 from django_idempotency.core.fingerprint import Content, EmptyBody
-from django_idempotency.modes import RequestTransactions
 from django_idempotency.ownership import Outcome
+from django_idempotency.request_transactions import RequestTransactions
 from django_idempotency.service import Execution, Intent
 from tests.support.keys import CREATED
 from tests.support.modes import TRANSACTIONAL
@@ -64,8 +64,18 @@ def test_a_database_that_is_down_or_read_only(lab, alias_of, begin, caplog, mode
     assert lab.ask("SELECT count(*) FROM idempotency_key") == 0
 
 
+def test_a_wait_that_the_server_ends_before_max_wait_does(lab, begin):
+    owner = begin(lab.aliases[0])
+    alias = lab.session(server={"statement_timeout": "20ms"})
+    retention._reaches[alias] = retention._reaches[lab.aliases[0]]
+    with pytest.raises(StoreUnavailable, match="QueryCanceled"):
+        begin(alias)
+    owner.abandon()
+
+
 @pytest.mark.parametrize("mode", TRANSACTIONAL)
-def test_a_table_that_was_never_migrated(lab, alias_of, begin, mode):
+def test_a_table_that_was_never_migrated(lab, alias_of, begin, mode, monkeypatch):
+    monkeypatch.setattr(retention, "PAUSE_SECONDS", 0.0)
     alias = alias_of()
     call_command("migrate", "django_idempotency", "zero", database=lab.aliases[0], verbosity=0)
     with pytest.raises(StoreUnavailable, match="Undefined"):

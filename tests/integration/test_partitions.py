@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from django.db import Error, OperationalError, ProgrammingError, connections
@@ -17,8 +19,8 @@ from django_idempotency.core.fingerprint import Content, EmptyBody
 from django_idempotency.core.intervals import Interval, plan, reach_of
 from django_idempotency.core.keys import record_id
 from django_idempotency.core.states import State, Verdict
-from django_idempotency.modes import RequestTransactions
 from django_idempotency.ownership import Outcome
+from django_idempotency.request_transactions import RequestTransactions
 from django_idempotency.retention import ensure_leaf, make_ahead
 from django_idempotency.service import Execution, Intent
 from django_idempotency.storage import partitions
@@ -342,7 +344,8 @@ def test_a_role_that_may_not_make_tables_serves_as_long_as_the_cover_lasts(lab, 
         lab.end(alias)
 
 
-def test_without_cover_that_role_refuses_before_anything_runs(lab, settings):
+def test_without_cover_that_role_refuses_before_anything_runs(lab, settings, monkeypatch):
+    monkeypatch.setattr(retention, "PAUSE_SECONDS", 0.0)
     drop_leaves(lab, *range(1, len(names(lab))))
     with role(lab, "server", *SERVING) as name:
         alias = session_as(lab, name)
@@ -451,6 +454,7 @@ def test_a_process_looks_ahead_before_the_cover_becomes_thin(lab, looks, monkeyp
     ensure_leaf(alias, DAY)
     assert len(looks) == 1, "the cover is enough, and this process has only just looked"
     monkeypatch.setattr(retention, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(retention, "PAUSE_SECONDS", 0.0)
     ensure_leaf(alias, DAY)
     assert len(looks) == 2
 
@@ -458,7 +462,7 @@ def test_a_process_looks_ahead_before_the_cover_becomes_thin(lab, looks, monkeyp
 def test_a_cover_that_a_slow_view_would_outlast_is_not_enough(lab, looks):
     alias = lab.aliases[0]
     just_enough = datetime.now(timezone.utc) + DAY + timedelta(minutes=30)
-    retention._reaches[alias] = retention._Reach(just_enough, float("inf"))
+    retention._reaches[alias] = retention._Reach(just_enough, time.monotonic() - 10)
     ensure_leaf(alias, DAY - timedelta(hours=1))
     assert looks == []
     ensure_leaf(alias, DAY)
@@ -468,6 +472,7 @@ def test_a_cover_that_a_slow_view_would_outlast_is_not_enough(lab, looks):
 def test_a_cover_that_is_too_short_is_never_waited_out(lab, looks, monkeypatch):
     alias = lab.aliases[0]
     ensure_leaf(alias, DAY)
+    monkeypatch.setattr(retention, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(retention, "datetime", type("Moved", (Clock,), {"moved": 30 * DAY}))
     for attempt in (2, 3):
         with pytest.raises(StoreUnavailable, match="covers"):
@@ -475,10 +480,50 @@ def test_a_cover_that_is_too_short_is_never_waited_out(lab, looks, monkeypatch):
         assert len(looks) == attempt
 
 
-def test_a_database_that_cannot_be_reached_is_an_error_of_the_database(lab):
+def test_a_crowd_that_comes_again_does_not_ask_for_a_cover_that_has_just_been_found_missing(lab, looks, monkeypatch):
+    drop_leaves(lab, *range(1, len(names(lab))))
+    with role(lab, "server", *SERVING) as name:
+        alias = session_as(lab, name)
+        looked = set()
+        for _ in range(5):
+            with pytest.raises(StoreUnavailable, match="covers"):
+                ensure_leaf(alias, 3 * DAY)
+            looked.add(len(looks))
+        assert len(looked) == 1, "the first alone asks"
+        make_ahead(lab.aliases[0])  # what its owner does meanwhile
+        passed = time.monotonic() + retention.PAUSE_SECONDS
+        monkeypatch.setattr(retention, "time", SimpleNamespace(monotonic=lambda: passed))
+        ensure_leaf(alias, 3 * DAY)
+        lab.end(alias)
+
+
+def test_a_seal_that_finds_no_leaf_looks_for_itself(lab):
+    alias = lab.session()
+    retention._reaches[alias] = retention._Reach(now(lab), time.monotonic())
+    with pytest.raises(StoreUnavailable, match="covers"):
+        ensure_leaf(alias, DAY)
+    retention.forget_reach(alias)
+    ensure_leaf(alias, DAY)
+
+
+def test_a_database_that_cannot_be_reached_is_an_error_of_the_database(lab, monkeypatch):
     alias = lab.session(PORT="1")
     with pytest.raises(OperationalError):
         ensure_leaf(alias, DAY)
+    with pytest.raises(StoreUnavailable, match="a moment ago") as refused:
+        ensure_leaf(alias, DAY)
+    assert refused.value.retry_after < retention.RETRY_SECONDS
+    monkeypatch.setattr(retention, "PAUSE_SECONDS", 0.0)
+    with pytest.raises(OperationalError):
+        ensure_leaf(alias, DAY)
+
+
+def test_a_look_that_fails_does_not_make_a_process_forget_what_it_knows(lab):
+    alias = lab.session(PORT="1")
+    retention._reaches[alias] = retention._Reach(now(lab) + 2 * DAY, time.monotonic() - retention.RETRY_SECONDS)
+    with pytest.raises(OperationalError):
+        ensure_leaf(alias, DAY)
+    ensure_leaf(alias, DAY)
 
 
 def test_work_beside_a_request_leaves_no_session_behind(lab):

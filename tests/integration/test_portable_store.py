@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.db import connections
 
@@ -10,8 +12,8 @@ from django_idempotency.conf import current
 from django_idempotency.core.errors import StoreUnavailable
 from django_idempotency.core.fingerprint import Content, EmptyBody
 from django_idempotency.core.states import Verdict
-from django_idempotency.modes import RequestTransactions
 from django_idempotency.ownership import Outcome
+from django_idempotency.request_transactions import RequestTransactions
 from django_idempotency.service import Execution, Intent
 from django_idempotency.storage.portable import PortableStore
 from tests.support.keys import CREATED, Keys, new_claim, rival_of
@@ -103,3 +105,31 @@ def test_leases_and_expiry_count_without_time_zone_support_as_well(file, setting
     assert keys.claim(rival_of(claim)).verdict is Verdict.FOUND
     expired = keys.expired(new_claim())
     assert keys.claim(rival_of(expired)).verdict is Verdict.CLAIMED
+
+
+def test_a_clock_that_is_put_back_without_time_zone_support_makes_no_lease_longer(file, settings, monkeypatch):
+    settings.USE_TZ = False
+    keys = Keys(file.session())
+    try:
+        set_local_time(monkeypatch, "EST4")
+        claim = keys.own(new_claim(lease=30.0))
+        set_local_time(monkeypatch, "EST5")
+        assert 28 < keys.store.find(claim.id).lease_left <= 30
+        assert abs(keys.store.now() - time.time()) < 5
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def set_local_time(monkeypatch, zone):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+
+
+def test_what_is_for_a_person_is_kept_from_sweepers_without_time_zone_support_as_well(file, settings):
+    settings.USE_TZ = False
+    keys = Keys(file.session())
+    left, due = keys.lapsed(new_claim()), keys.lapsed(new_claim())
+    assert keys.store.hold(left.id, left.owner_token, "nobody knows", sweep_after=None)
+    stale = [record.id for record in keys.store.stale(99, stale_after=0.0)]
+    assert (due.id in stale, left.id in stale) == (True, False)

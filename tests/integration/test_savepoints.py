@@ -16,8 +16,8 @@ from django_idempotency.conf import current
 from django_idempotency.core.errors import BrokenTransaction
 from django_idempotency.core.fingerprint import Content, EmptyBody
 from django_idempotency.core.states import Verdict
-from django_idempotency.modes import RequestTransactions
 from django_idempotency.ownership import Outcome
+from django_idempotency.request_transactions import RequestTransactions
 from django_idempotency.service import Execution, Intent
 from django_idempotency.storage.transactions import (
     NestedSavepoint,

@@ -232,6 +232,13 @@ def test_a_claim_whose_lease_runs_is_not_taken_over(keys):
     assert keys.store.find(claim.id).owner_token == claim.owner_token
 
 
+def test_who_takes_over_a_claim_under_which_nothing_has_begun_may_ask_for_something_else(keys, rival):
+    claim = keys.lapsed(new_claim(fingerprint=b"first", fingerprint_scheme=1))
+    assert rival.take_over(claim, rival_of(claim, fingerprint=b"second", fingerprint_scheme=2))
+    record = keys.store.find(claim.id)
+    assert (record.fingerprint, record.fingerprint_scheme) == (b"second", 2)
+
+
 def test_of_two_that_saw_the_same_lapsed_claim_one_takes_it(keys, rival):
     claim = keys.lapsed(new_claim())
     assert [keys.take_over(claim, rival_of(claim, lease=0.0)), rival.take_over(claim, rival_of(claim))] == [True, False]

@@ -72,6 +72,17 @@ def test_an_operation_is_found_as_far_as_it_came(keys, rival):
     assert row(keys, claim).operation == "payments.card_payment"
 
 
+@pytest.mark.parametrize("mode", IdempotencyMode)
+def test_where_an_operation_has_begun_nothing_else_takes_over(keys, rival, mode):
+    """A view that has left PHASED mode looked before the first step, and was suspended until after the lease."""
+    claim = keys.own(new_claim(mode=IdempotencyMode.PHASED, lease=EARLIEST))
+    seen = rival.store.find(claim.id)
+    assert advance(keys, claim, STARTED, lease=EARLIEST)
+    assert not rival.store.take_over(seen, rival_of(claim, mode=mode))
+    seen = rival.store.find(claim.id)
+    assert rival.store.take_over(seen, rival_of(claim, mode=mode)) is (mode is IdempotencyMode.PHASED)
+
+
 def test_an_advance_that_is_rolled_back_was_never_there(keys, rival):
     claim = begun(keys, RESERVED)
     with keys.undone():
@@ -95,6 +106,20 @@ def test_only_the_owner_can_advance(keys, rival):
     assert advance(keys, claim, RESERVED, STARTED) is False
     assert keys.store.find(claim.id).progress == progress(RESERVED)
     assert advance(rival, successor, RESERVED, STARTED) is True
+
+
+def test_what_an_operation_has_begun_for_stays_what_was_asked_for(keys, rival):
+    claim = begun(keys, RESERVED, lease=0.0)
+    assert rival.take_over(claim, rival_of(claim, fingerprint=b"other"))
+    assert keys.store.find(claim.id).fingerprint == claim.fingerprint
+
+
+def test_who_saw_a_claim_before_an_operation_began_cannot_take_it_over_after(keys, rival):
+    claim = keys.lapsed(new_claim())
+    seen = rival.store.find(claim.id)
+    assert advance(keys, claim, RESERVED, lease=0.0)
+    assert rival.store.take_over(seen, rival_of(claim, fingerprint=b"other")) is False
+    assert keys.store.find(claim.id).fingerprint == claim.fingerprint
 
 
 @pytest.mark.parametrize("after", ["seal", "release"])

@@ -20,7 +20,7 @@ from django_idempotency.models import IdempotencyKey
 from django_idempotency.operations import Declined, DidNotHappen, Happened, Unknown
 from django_idempotency.storage.base import NEVER
 from django_idempotency.sweeping import Fate
-from tests.support.workshops import commits, on_both_stores, taken_over
+from tests.support.workshops import break_connection, commits, on_both_stores, taken_over
 
 pytestmark = on_both_stores
 
@@ -321,6 +321,23 @@ def test_a_person_has_time_left_when_the_other_side_cannot_say(workshop, resolut
     assert is_for_a_person(workshop)
 
 
+@pytest.mark.parametrize(("ago", "fate"), [(17, Fate.POSTPONED), (19, Fate.LEFT)])
+def test_a_connection_that_broke_while_the_other_side_was_asked_does_not_keep_it_from_being_put_off(
+    workshop, ago, fate
+):
+    """Asking takes long, and meanwhile an idle time-out ends the session: each sweep would do the same for ever."""
+
+    def resolver(_record):
+        break_connection(workshop.alias)
+        raise TimeoutError
+
+    stuck(workshop, [TimeoutError()], resolver=resolver, downstream_retention=RETENTION)
+    sent_ago(workshop, timedelta(hours=ago))
+    assert workshop.fates() == [fate]
+    assert workshop.row().held_reason == "TimeoutError"
+    assert is_for_a_person(workshop) == (fate is Fate.LEFT)
+
+
 def test_that_nobody_knows_the_time_postpones_it(workshop, monkeypatch):
     stuck(workshop, [TimeoutError()], resolver=look_up(Unknown()))
     monkeypatch.setattr(type(workshop.store), "now", Mock(side_effect=OperationalError))
@@ -333,6 +350,26 @@ def test_code_that_has_changed_is_for_a_person(workshop):
     swept = workshop.swept()
     assert swept.fate is Fate.LEFT
     assert "not reached any more" in swept.reason
+    assert is_for_a_person(workshop)
+
+
+@pytest.mark.parametrize("comes", ["a sweeper", "a retry"])
+def test_code_that_has_changed_sends_nothing_again(workshop, comes):
+    """It leaves out a phase before the open call. That is noticed before the call, not behind it."""
+
+    def without_reserving(op, *, amount):
+        charge = op.call("authorise", workshop.send("authorise"))
+        return op.finish(lambda: charge)
+
+    called = stuck(workshop, [TimeoutError()], downstream_takes_keys=True)
+    called = workshop.redeclare(called, without_reserving, downstream_takes_keys=True)
+    if comes == "a sweeper":
+        assert workshop.fates() == [Fate.LEFT]
+    else:
+        with pytest.raises(OutcomeUnknown):
+            workshop.run(called, amount=5)
+    assert len(workshop.sent) == 1
+    assert "not reached any more" in workshop.row().held_reason
     assert is_for_a_person(workshop)
 
 
@@ -349,6 +386,25 @@ def test_what_the_other_side_knows_is_recorded_and_gone_on_with(workshop, asked)
     assert record.owner_token != token, "it is asked under a token of the sweeper's"
     assert workshop.run(called, amount=5).data == {"charge": {"id": "c-1"}, "amount": 5}
     assert len(workshop.sent) == 1, "it asks, and does not send again"
+
+
+def test_what_a_resolver_does_to_the_record_is_not_recorded(workshop):
+    def resolver(record):
+        record.progress.parameters.pop("amount")
+        record.progress.step("reserve").result.clear()
+        return Happened("yes")
+
+    def pay(op, *, amount):
+        reserved = op.phase("reserve", lambda: {"amount": amount})
+        charge = op.call("authorise", workshop.send("authorise", TimeoutError()))
+        return op.finish(lambda: {**reserved, "charge": charge})
+
+    called = workshop.declare(pay, resolver=resolver)
+    with pytest.raises(OutcomeUnknown):
+        workshop.run(called, amount=5)
+    workshop.lapse()
+    assert workshop.fates() == [Fate.FINISHED]
+    assert workshop.run(called, amount=5).data == {"amount": 5, "charge": "yes"}
 
 
 def test_a_refusal_that_the_other_side_knows_of_is_one(workshop):
@@ -413,6 +469,17 @@ def test_what_the_resolver_cannot_say_is_asked_again_later(workshop, resolution,
     assert workshop.row().held_reason == swept.reason
     assert 25 < pause(workshop) <= 30
     assert workshop.effects == ["reserved"]
+
+
+@pytest.mark.parametrize(("said", "stored"), [("half \ud83d", "half \\ud83d"), ("nul \0", "nul \\x00")])
+def test_words_of_the_other_side_that_cannot_be_stored_do_not_stop_the_others(workshop, said, stored):
+    stuck(workshop, [TimeoutError()], resolver=look_up(Unknown(said)))
+    claim = workshop.abandoned(payment(workshop, ["yes"]), ago=60)
+    first, second = workshop.sweep()
+    assert (first.fate, first.reason) == (Fate.POSTPONED, stored)
+    assert (second.id, second.fate) == (claim.id, Fate.RELEASED)
+    assert workshop.row().held_reason == stored
+    assert pause(workshop) > 25
 
 
 def test_the_other_side_is_asked_outside_any_transaction(workshop):
@@ -538,6 +605,28 @@ def test_a_reversal_may_send_the_open_call_once_more_to_have_something_to_revers
     assert [step for step, _ in workshop.sent] == ["authorise", "authorise", "void"]
 
 
+@pytest.mark.parametrize("comes", ["a sweeper", "a retry"])
+def test_with_that_the_reversal_has_begun(workshop, comes):
+    """Killed behind it, the operation would have gone on as if nobody had begun to reverse it."""
+    killed = [KeyboardInterrupt]
+
+    def void(op, *, amount):
+        charge = op.call("authorise", workshop.send("authorise", "c-1"))
+        if killed:
+            raise killed.pop()
+        op.call("void", workshop.send("void"))
+        return op.finish(lambda: {"voided": charge}, status=409)
+
+    called = stuck(workshop, [TimeoutError()], void=void, downstream_takes_keys=True)
+    with pytest.raises(KeyboardInterrupt):
+        workshop.sweep()
+    workshop.lapse()
+    if comes == "a sweeper":
+        assert workshop.fates() == [Fate.FINISHED]
+    assert workshop.run(called, amount=5).data == {"voided": "c-1"}
+    assert [step for step, _ in workshop.sent] == ["authorise", "authorise", "void"]
+
+
 def test_a_reversal_that_swallows_a_silence_cannot_finish(workshop):
     def void(op, *, amount):
         try:
@@ -622,6 +711,17 @@ def test_a_record_that_cannot_be_read_does_not_stop_the_others(workshop, caplog)
     caplog.clear()
     assert [(swept.id, swept.fate) for swept in workshop.sweep()] == [(claim.id, Fate.RELEASED)]
     assert "cannot be read" in caplog.text
+
+
+def test_nor_does_one_whose_operation_the_settings_have_become_too_small_for(workshop, settings, caplog):
+    stuck(workshop, [TimeoutError(), "yes"], downstream_takes_keys=True, retention=timedelta(days=7))
+    claim = workshop.abandoned(payment(workshop, ["yes"]), ago=60)
+    settings.IDEMPOTENCY |= {"MAX_RETENTION": timedelta(days=2)}
+    assert [(swept.id, swept.fate) for swept in workshop.sweep()] == [(claim.id, Fate.RELEASED)]
+    assert "exceeds MAX_RETENTION" in caplog.text
+    settings.IDEMPOTENCY |= {"MAX_RETENTION": timedelta(days=7)}
+    workshop.lapse()
+    assert workshop.fates() == [Fate.FINISHED]
 
 
 def test_a_database_that_is_gone_is_the_callers_to_handle(workshop, monkeypatch):

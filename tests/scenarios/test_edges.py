@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from django.http import HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.urls import re_path
+from django.urls import path, re_path
 from rest_framework.permissions import BasePermission
 
 from .site import KEY, Handling, assert_replays, effect, problem, records, rows
@@ -312,6 +312,21 @@ def test_url_arguments_count_and_one_that_is_absent_too(site, way):
     assert_replays(site.send(to="/things/1/"), first)
     assert problem(site.send(to="/things/1/a")) == "key-reused"
     assert problem(site.send(to="/things/2/")) == "key-reused"
+
+
+@pytest.mark.parametrize("way", PLAIN)
+def test_an_option_of_a_route_that_another_worker_could_not_compare_stops_a_request_before_the_view(site, way):
+    handler = Handling(answers())
+    view = WAYS[way](lambda *args: handler(None), {})
+    site.urlpatterns += [
+        path("named/", view, {"option": says}),
+        path("unnamed/", view, {"option": lambda: None}),
+    ]
+    assert site.send(to="/unnamed/").status_code == 500
+    assert (handler.entered, records()) == (0, 0)
+    first = site.send(to="/named/")
+    assert first.status_code == 201
+    assert_replays(site.send(to="/named/"), first)
 
 
 def test_many_keys_and_many_endpoints_keep_apart(site):

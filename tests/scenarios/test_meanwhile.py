@@ -156,6 +156,21 @@ class TestALapsedLease:
         again = site.send()
         assert (again.status_code, IdempotencyKey.objects.get().attempts) == (201, 2)
 
+    @every_way
+    def test_of_an_owner_that_vanished_nothing_stands_in_the_way_of_a_corrected_request(self, site, way):
+        handler = Handling(answers())
+        site.add(way(handler, {"mode": IdempotencyMode.LEASED}))
+        site.send()
+        put_back(lease=timedelta(seconds=20))
+        corrected = {"amount": 7}
+        assert problem(site.send(body=corrected)) == "key-reused", "the owner may be at work still"
+        assert let_leases_lapse() == 1
+        answer = site.send(body=corrected)
+        assert answer.status_code == 201
+        assert_replays(site.send(body=corrected), answer)
+        assert problem(site.send()) == "key-reused"
+        assert (handler.entered, records("sealed"), records()) == (2, 1, 1)
+
 
 @every_way
 def test_a_claim_that_committed_without_its_outcome_is_held_for_a_person(site, way):

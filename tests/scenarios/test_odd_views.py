@@ -16,7 +16,7 @@ from rest_framework.viewsets import ViewSet
 
 from django_idempotency import IdempotencyPolicy
 from django_idempotency.drf import IdempotencyMixin
-from django_idempotency.modes import RequestTransactions
+from django_idempotency.request_transactions import RequestTransactions
 
 from .site import Handling, assert_replays, effect, problem, records, rows
 from .table import answers, raises

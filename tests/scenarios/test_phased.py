@@ -227,6 +227,7 @@ def test_a_call_without_an_answer_and_all_that_comes_after(site, way, pay, outsi
     assert problem(site.send(body=BODY | {"amount": "2.20"})) == "key-reused"
     assert handling.entered == 1
     lapse()
+    assert problem(site.send(body=BODY | {"amount": "2.20"})) == "key-reused", "of what has begun, nothing changes"
     assert problem(site.send()) == "outcome-unknown", "resumed, and silent again"
     lapse()
     answer = site.send()
@@ -523,6 +524,21 @@ def test_a_codec_of_the_operation_alone_is_refused(site, way, outside):
     """A replay goes by the view, and could not read it."""
     put_up(site, way, three_lines(payment(outside, body_codec=BodyCodec(pack=bytes, unpack=bytes))))
     assert "different body_codecs" in str(site.send().exc_info[1])
+
+
+@every_way
+def test_an_operation_for_another_database_than_the_views_is_refused(site, way, outside, other):
+    """Its phases would commit there, and be recorded here."""
+    put_up(site, way, three_lines(payment(outside, using=other)))
+    assert "is for 'other', and the view keeps its keys on 'default'" in str(site.send().exc_info[1])
+    assert (records(), outside.keys) == (0, [])
+
+
+@every_way
+@pytest.mark.parametrize("using", ["default", lambda scope: "default"])
+def test_one_for_the_same_database_is_not(site, way, outside, using):
+    put_up(site, way, three_lines(payment(outside, using=using)))
+    assert site.send().status_code == 201
 
 
 # --- transactions ---

@@ -140,8 +140,11 @@ def workshop(keys, settings) -> Iterator[Workshop]:
 
 
 @contextmanager
-def commits(alias: str, *, on: int = 1, really: bool) -> Iterator[None]:
-    """The COMMIT of the given number from here on fails for its client, and is done or not."""
+def commits(alias: str, *, on: int = 1, really: bool, error: BaseException | None = None) -> Iterator[None]:
+    """The COMMIT of the given number from here on fails for its client, and is done or not.
+
+    :param error: with which it fails; that of a connection that broke unless given.
+    """
     connection, count = connections[alias], itertools.count(1)
     commit = connection.commit
 
@@ -153,13 +156,18 @@ def commits(alias: str, *, on: int = 1, really: bool) -> Iterator[None]:
             commit()
         else:
             connection.rollback()
-        raise OperationalError("server closed the connection unexpectedly")
+        raise error or OperationalError("server closed the connection unexpectedly")
 
     connection.commit = fail  # type: ignore[method-assign]
     try:
         yield
     finally:
         del connection.commit
+
+
+def break_connection(alias: str) -> None:
+    """As an idle time-out on the way does: noticed by the next statement alone."""
+    connections[alias].connection.close()
 
 
 def taken_over(workshop: Workshop, rival: Any) -> Record:

@@ -120,6 +120,7 @@ def test_fields_of_a_policy_are_the_operations():
         ({"name": ""}, "The name of an operation must be a non-empty printable string"),
         ({"name": "two\nlines"}, "The name of an operation must be"),
         ({"name": "x" * 256}, "must have at most 255 characters"),
+        ({"downstream_takes_keys": "false"}, "downstream_takes_keys must be True or False, not 'false'"),
         ({"call_timeout": 10}, "call_timeout must be a timedelta"),
         ({"call_timeout": timedelta(0), "stale_after": timedelta(1)}, "call_timeout must be at least"),
         ({"downstream_retention": timedelta(0)}, "downstream_retention must be at least"),
@@ -133,6 +134,22 @@ def test_a_mistake_is_found_where_it_is_written(how, message):
     with pytest.raises(PolicyError, match=message):
         declared(**how)
     assert registry.get("tests.pay") is None
+
+
+def test_an_operation_is_declared_once():
+    """The outer one would run the inner one's definition, without its own resolver, void and terms."""
+    inner = operation("tests.pay")(lambda op: op.finish(lambda: None))
+    with pytest.raises(PolicyError, match=r"'tests\.pay' is an operation already"):
+        operation("tests.other")(inner)
+    assert registry.get("tests.other") is None
+
+
+def test_what_is_attached_to_a_function_is_not_its_definition():
+    def pay(op):
+        raise NotImplementedError
+
+    pay.definition = "of a business term"
+    assert operation("tests.pay")(pay).definition is registry.get("tests.pay")
 
 
 def test_an_operation_is_found_by_its_name():

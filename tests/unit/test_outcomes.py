@@ -139,3 +139,13 @@ def test_rules_cannot_be_changed_afterwards_not_even_through_what_they_were_made
 def test_rules_can_be_part_of_something_that_is_hashed():
     rules = OutcomeRules(by_status={402: RELEASE})
     assert {rules: 1}[rules] == 1
+
+
+def test_a_success_that_is_released_is_known_beforehand():
+    rules = OutcomeRules(release={200, 206, 400}, by_status={200: Decision.SEAL, 202: Decision.RELEASE})
+    assert rules.released_successes == [202, 206]
+    assert OutcomeRules().released_successes == []
+
+
+def test_what_a_callable_may_decide_is_not_known_beforehand():
+    assert OutcomeRules(release={200}, decide=lambda status, exception: Decision.SEAL).released_successes == []

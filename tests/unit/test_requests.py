@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tracemalloc
+from functools import partial
 from types import SimpleNamespace
 from urllib.parse import urlencode
 from uuid import UUID
@@ -156,6 +157,44 @@ def test_a_row_that_a_converter_looked_up_is_named_by_its_key_and_not_by_its_tex
     assert text_kwargs({"who": one}) == {"who": "auth.user:1"}
     one.username = "renamed"
     assert text_kwargs({"who": one}) == {"who": "auth.user:1"} != text_kwargs({"who": other})
+
+
+class Shop:
+    def __str__(self):
+        return "shop of Ann"
+
+    @staticmethod
+    def opened():
+        pass
+
+    def sell(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (post, f"{__name__}.post"),
+        (Shop.opened, f"{__name__}.Shop.opened"),
+        (Shop, f"<class '{__name__}.Shop'>"),
+        (Shop(), "shop of Ann"),
+        ({"b": [post], "a": None}, f'[["a", "None"], ["b", "[\\"{__name__}.post\\"]"]]'),
+        (frozenset({"b", "a", "c"}), '["a", "b", "c"]'),
+        ("<a at 0x7f0000000000>", "<a at 0x7f0000000000>"),
+    ],
+)
+def test_options_of_a_route_are_text_that_is_the_same_in_every_process(value, text):
+    assert text_kwargs({"option": value}) == {"option": text}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [lambda: None, object(), partial(post), Shop().sell, [object()], {"at": object()}],
+    ids=["lambda", "object", "partial", "method", "list", "mapping"],
+)
+def test_what_has_no_such_text_is_refused_before_a_retry_meets_another_worker(value):
+    with pytest.raises(ImproperlyConfigured, match="another one in each process"):
+        text_kwargs({"option": value})
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from uuid import uuid4
 
 import pytest
 
+from django_idempotency.core.progress import Progress, Step, StepKind
 from django_idempotency.core.states import (
     Claim,
     ClaimAnswer,
@@ -57,6 +58,22 @@ def test_what_storage_hands_out_is_frozen_and_travels(position):
     assert pickle.loads(pickle.dumps(value)) == value
     with pytest.raises(FrozenInstanceError):
         value.key = "other"
+
+
+@pytest.mark.parametrize(
+    ("changes", "vacant"),
+    [
+        ({}, True),
+        ({"mode": IdempotencyMode.PHASED}, True),
+        ({"lease_left": 0.001}, False),
+        ({"progress": Progress("pay", {}, (Step("charge", StepKind.CALL),))}, False),
+        ({"mode": IdempotencyMode.ATOMIC}, False),
+        ({"state": State.SEALED, "lease_left": None}, False),
+    ],
+)
+def test_a_claim_is_vacant_if_nothing_can_have_taken_effect_under_it(changes, vacant):
+    lapsed = Record(uuid4(), "s", "k", State.IN_FLIGHT, IdempotencyMode.LEASED, b"f", 1, uuid4(), 1, lease_left=0.0)
+    assert replace(lapsed, **changes).is_vacant is vacant
 
 
 def test_an_answer_without_a_record_has_to_say_what_it_means():

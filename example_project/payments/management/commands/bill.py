@@ -8,8 +8,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_idempotency.core.errors import IdempotencyError
-
 from ...billing import bill
 
 
@@ -22,9 +20,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         unknown = 0
         for subscription, outcome in bill(options["month"]):
-            if isinstance(outcome, IdempotencyError):
+            if isinstance(outcome, Exception):
                 unknown += 1
-                self.stderr.write(f"{subscription}: {outcome.title}")
+                self.stderr.write(f"{subscription}: {getattr(outcome, 'title', type(outcome).__name__)}")
             else:
                 known = " already" if outcome.replayed else ""
                 self.stdout.write(f"{subscription}: {outcome.data['status']}{known}")
