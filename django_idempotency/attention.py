@@ -19,7 +19,7 @@ from .core.states import State
 from .models import IdempotencyKey
 from .storage import store_for
 from .storage.ages import with_ages
-from .storage.base import NEVER
+from .storage.base import first_never
 
 _MOST = 1000
 """How many are looked at, those first that lapsed first. Where there are more, these say enough."""
@@ -74,5 +74,5 @@ def _unanswered(claim: Any, now: float) -> Unanswered | None:
 def _lapsed(alias: str, *, for_a_person: bool = False) -> Iterable[Any]:
     claims = with_ages(IdempotencyKey.objects.using(alias))
     if not for_a_person:
-        claims = claims.exclude(sweep_after__gte=NEVER)
+        claims = claims.exclude(sweep_after__gte=first_never())
     return claims.filter(state=State.IN_FLIGHT.value, lease_expires_at__lte=Now()).order_by("lease_expires_at")[:_MOST]

@@ -65,8 +65,8 @@ def test_an_operation_that_is_held_and_then_finished_by_a_sweeper(workshop, call
     assert heard.take() == ["conflict", "mismatch"]
     workshop.lapse()
     workshop.swept()
-    assert {each["route"] for each in heard.all} == {route}
-    assert heard.take() == ["swept_finished"]
+    assert {each["route"] for each in heard.all} == {workshop.alias, route}
+    assert heard.take() == ["sweep", "swept_finished"]
     workshop.run(called, amount=5)
     assert heard.take() == ["replayed"]
 
@@ -96,7 +96,7 @@ def test_an_owner_that_a_rival_took_over_from_is_fenced(workshop, heard):
 def test_a_claim_without_an_operation_is_swept_by_release(workshop, called, heard):
     workshop.abandoned(called, mode=IdempotencyMode.LEASED)
     workshop.swept()
-    assert heard.take() == ["swept_released"]
+    assert heard.take() == ["sweep", "swept_released"]
 
 
 def test_what_is_not_known_yet_is_postponed(workshop, heard):
@@ -110,7 +110,7 @@ def test_what_is_not_known_yet_is_postponed(workshop, heard):
     heard.take()
     workshop.lapse()
     workshop.swept()
-    assert heard.take() == ["swept_postponed"]
+    assert heard.take() == ["sweep", "swept_postponed"]
 
 
 def test_what_no_guess_can_end_is_left_to_a_person(workshop, heard):
@@ -123,7 +123,7 @@ def test_what_no_guess_can_end_is_left_to_a_person(workshop, heard):
     heard.take()
     workshop.lapse()
     workshop.swept()
-    assert heard.take() == ["swept_left"]
+    assert heard.take() == ["sweep", "swept_left"]
 
 
 def test_a_person_releases(workshop, called, route, heard):
