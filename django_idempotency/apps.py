@@ -11,8 +11,9 @@ class IdempotencyConfig(AppConfig):
         import os
 
         # Importing the checks registers them, and importing what counts lets it listen.
-        from . import checks, counting, failpoints  # noqa: F401
+        from . import checks, failpoints  # noqa: F401
         from .conf import current, problems
+        from .numbers import counting  # noqa: F401
 
         # Faults of the settings are for the system check to report, with their hints.
         if problems():

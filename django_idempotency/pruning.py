@@ -14,11 +14,11 @@ from enum import Enum
 from django.db import Error as DatabaseFailure
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from . import counting
 from .conf import current
 from .core.intervals import Interval
 from .core.pruning import MARGIN, Attachment, Decision, Leaf, Plan, decide
 from .failpoints import hit
+from .numbers import counting
 from .storage import batches, pruning as steps, store_for
 from .storage.base import as_kept
 from .storage.partitions import SEALED, TOMBSTONES, Tree

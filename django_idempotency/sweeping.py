@@ -17,7 +17,6 @@ from uuid import UUID, uuid4
 from django.db import Error as DatabaseFailure, connections
 from django.utils.module_loading import autodiscover_modules
 
-from . import readings
 from .conf import current
 from .core.counted import Counted
 from .core.documents import as_document
@@ -29,6 +28,7 @@ from .core.scope import operation_of
 from .core.states import Claim, IdempotencyMode, Record
 from .failpoints import hit
 from .modes import Phased
+from .numbers import readings
 from .operations.answers import Misused
 from .operations.run import run
 from .phasing import PhasedKey, describe

@@ -8,8 +8,8 @@ from datetime import timedelta
 from django.core.checks import CheckMessage
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .. import attention, signatures
 from ..conf import current
+from ..numbers import attention, signatures
 from ..sweeping import declared, discover
 from .ids import found
 

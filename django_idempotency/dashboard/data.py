@@ -19,8 +19,8 @@ from ..core.pruning import Decision
 from ..core.signatures import Signature, in_counts
 from ..core.states import State
 from ..models import IdempotencyKey, OldestInFlight, OutcomeCount
-from ..readings import age_of_oldest, as_stored, route_of_scope
-from ..signatures import signatures, sums
+from ..numbers.readings import age_of_oldest, as_stored, route_of_scope
+from ..numbers.signatures import signatures, sums
 from ..storage import store_for
 from ..storage.base import first_never
 from ..storage.partitions import SEALED

@@ -15,8 +15,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from .. import forgetting
 from ..storage.transactions import drop_if_broken
+from ..support import forgetting
 from . import databases
 from .watching import Progress
 

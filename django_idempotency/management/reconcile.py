@@ -21,9 +21,9 @@ from django.db import connections, router
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
-from .. import reconciling
-from ..reconciling import Duplicate, Duplicates, Reconciliation
 from ..storage.transactions import drop_if_broken
+from ..support import reconciling
+from ..support.reconciling import Duplicate, Duplicates, Reconciliation
 from . import databases
 
 _SPAN = re.compile(r"(\d{1,5})([mhd])")

@@ -16,10 +16,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import translation
 
-from .. import finding
 from ..core.states import Seen, State
 from ..interventions.progress import lease_of
 from ..resolving import Refusal, Refused, release_by_person
+from ..support import finding
 from . import databases
 from .show import add_key_arguments, key_of
 

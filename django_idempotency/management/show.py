@@ -19,13 +19,13 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 from django.utils import translation
 
-from .. import finding
 from ..core.errors import MalformedKey
 from ..core.states import State
-from ..finding import Wanted
 from ..interventions.progress import lease_of, moment, next_sweep, readable, state_of, steps_of
 from ..models import IdempotencyKey
 from ..storage.transactions import drop_if_broken
+from ..support import finding
+from ..support.finding import Wanted
 from . import databases
 from .watching import Progress
 

@@ -19,11 +19,11 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 from django.utils import translation
 
-from .. import signatures
 from ..checks import HEALTH, check_databases
 from ..conf import current
 from ..core.signatures import Signature
 from ..interventions.progress import readable
+from ..numbers import signatures
 from ..storage.gauges import Gauges, gauges
 from ..storage.transactions import drop_if_broken
 from . import databases

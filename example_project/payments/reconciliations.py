@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from django.db.models import Q
 
-from django_idempotency.reconciling import Reconciliation
+from django_idempotency.support.reconciling import Reconciliation
 
 from .models import CardPayment, Charge
 

@@ -109,7 +109,7 @@ def _database() -> Iterator[None]:
 def _fill(rows: int) -> None:
     from django.db import connection
 
-    from django_idempotency import readings
+    from django_idempotency.numbers import readings
 
     terms = {"rows": rows, "routes": ROUTES, "claims": CLAIMS}
     with connection.cursor() as cursor:

@@ -8,7 +8,7 @@ from django_idempotency.signals import counted
 from . import views
 
 if not settings.BENCH_COUNTING:  # type: ignore[misc]
-    counted.disconnect(dispatch_uid="django_idempotency.counting")
+    counted.disconnect(dispatch_uid="django_idempotency.numbers.counting")
 
 urlpatterns = [
     path("unprotected/", views.Unprotected.as_view()),

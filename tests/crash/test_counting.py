@@ -13,8 +13,8 @@ import pytest
 from django.db import connection
 from django.db.models import Sum
 
-from django_idempotency.counting import SECONDS_BETWEEN_WRITES
 from django_idempotency.models import OutcomeCount
+from django_idempotency.numbers.counting import SECONDS_BETWEEN_WRITES
 from tests.support.calls import call
 from tests.support.modes import ATOMIC, LEASED
 from tests.support.payer import effects

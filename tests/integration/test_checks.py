@@ -41,11 +41,12 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 import django_idempotency
-from django_idempotency import Decision, IdempotencyMode, IdempotencyPolicy, OutcomeRules, signatures
+from django_idempotency import Decision, IdempotencyMode, IdempotencyPolicy, OutcomeRules
 from django_idempotency.checks import IDS, check_databases, check_deployment, check_settings, check_views
 from django_idempotency.conf import current
 from django_idempotency.drf import IdempotencyMixin, idempotent
 from django_idempotency.http import idempotent_view
+from django_idempotency.numbers import signatures
 from example_project.payments.models import Account
 
 LEASED = IdempotencyMode.LEASED

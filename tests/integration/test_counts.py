@@ -10,9 +10,9 @@ import pytest
 from django.db import OperationalError, connections
 from django.test.utils import CaptureQueriesContext
 
-from django_idempotency import counting
-from django_idempotency.counting import Tally
 from django_idempotency.models import OutcomeCount
+from django_idempotency.numbers import counting
+from django_idempotency.numbers.counting import Tally
 from django_idempotency.signals import Counted, tell
 from django_idempotency.storage import counts
 from django_idempotency.storage.transactions import own_connection

@@ -13,12 +13,12 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
-from django_idempotency import readings
 from django_idempotency.core.counted import Counted
 from django_idempotency.core.intervals import Interval
 from django_idempotency.core.pruning import Attachment, Leaf, decide
 from django_idempotency.dashboard import data, figures as figures_of
 from django_idempotency.models import OldestInFlight, OutcomeCount
+from django_idempotency.numbers import readings
 from django_idempotency.storage.base import NEVER
 from tests.support.records import PAY, claim, count, held, reading, rows_read, scans, seal_many, stuck
 

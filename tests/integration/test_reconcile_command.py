@@ -16,9 +16,9 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_idempotency import reconciling
 from django_idempotency.management.databases import FOR_A_PERSON
-from django_idempotency.reconciling import Reconciliation
+from django_idempotency.support import reconciling
+from django_idempotency.support.reconciling import Reconciliation
 from example_project.payments.factories import (
     AccountFactory,
     AuthorisedCardPaymentFactory,

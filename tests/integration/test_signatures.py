@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_idempotency.core.counted import Counted
 from django_idempotency.core.signatures import Kind
 from django_idempotency.models import IdempotencyKey, OutcomeCount
-from django_idempotency.signatures import signatures, sums
+from django_idempotency.numbers.signatures import signatures, sums
 from django_idempotency.storage import sections
 from django_idempotency.storage.twins import twins
 from tests.support.keys import new_claim

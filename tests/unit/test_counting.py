@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from django_idempotency import counting
-from django_idempotency.counting import Tally
+from django_idempotency.numbers import counting
+from django_idempotency.numbers.counting import Tally
 from django_idempotency.signals import Counted, tell
 
 

@@ -12,14 +12,14 @@ from uuid import UUID
 
 from django.db.models.functions import Now
 
-from .conf import current
-from .core.operations import overdue, registry
-from .core.progress import Progress
-from .core.states import State
-from .models import IdempotencyKey
-from .storage import store_for
-from .storage.ages import with_ages
-from .storage.base import first_never
+from ..conf import current
+from ..core.operations import overdue, registry
+from ..core.progress import Progress
+from ..core.states import State
+from ..models import IdempotencyKey
+from ..storage import store_for
+from ..storage.ages import with_ages
+from ..storage.base import first_never
 
 _MOST = 1000
 """How many are looked at, those first that lapsed first. Where there are more, these say enough."""

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from django.db import connections
 
-from .storage import sections
+from ..storage import sections
 
 logger = logging.getLogger("django_idempotency")
 

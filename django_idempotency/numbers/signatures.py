@@ -9,11 +9,11 @@ from django.db import connections
 from django.db.models import Max, QuerySet, Sum
 from django.utils import timezone
 
-from .conf import current
-from .core.counted import Counted
-from .core.signatures import TWIN_SECONDS, Signature, in_counts, in_twins
-from .models import OutcomeCount
-from .storage.twins import twins
+from ..conf import current
+from ..core.counted import Counted
+from ..core.signatures import TWIN_SECONDS, Signature, in_counts, in_twins
+from ..models import OutcomeCount
+from ..storage.twins import twins
 
 __all__ = ["Signature", "last_sweep", "signatures", "sums"]
 

@@ -22,12 +22,12 @@ from typing import Any
 
 from django.db import connections
 
-from .conf import current
-from .core.counted import Counted
-from .signals import counted
-from .storage import counts
-from .storage.counts import Line
-from .storage.transactions import own_connection, within_test_environment
+from ..conf import current
+from ..core.counted import Counted
+from ..signals import counted
+from ..storage import counts
+from ..storage.counts import Line
+from ..storage.transactions import own_connection, within_test_environment
 
 logger = logging.getLogger("django_idempotency")
 
@@ -153,4 +153,4 @@ def _close() -> None:
 _tally = Tally(_write)
 os.register_at_fork(after_in_child=_start_afresh)
 atexit.register(_close)
-counted.connect(count, dispatch_uid="django_idempotency.counting")
+counted.connect(count, dispatch_uid="django_idempotency.numbers.counting")

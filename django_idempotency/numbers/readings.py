@@ -13,11 +13,11 @@ from django.db import connections
 from django.db.models import DurationField, Expression, ExpressionWrapper, F, Min, Value
 from django.db.models.functions import Left, Now, StrIndex, Substr
 
-from .conf import current
-from .core.states import State
-from .models import IdempotencyKey, OldestInFlight
-from .storage import coarsening
-from .storage.base import as_kept
+from ..conf import current
+from ..core.states import State
+from ..models import IdempotencyKey, OldestInFlight
+from ..storage import coarsening
+from ..storage.base import as_kept
 
 # After how long, and by how many minutes: each is a part of the pieces that the dashboard shows by then.
 _PIECES = ((timedelta(hours=2), 10), (timedelta(days=1), 60))

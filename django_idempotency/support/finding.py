@@ -14,12 +14,12 @@ from uuid import UUID
 from django.db import connections
 from django.db.models.functions import Length
 
-from .core.errors import MalformedKey
-from .core.keys import parse_key, record_id
-from .core.states import State
-from .models import IdempotencyKey
-from .storage import sections
-from .storage.ages import with_ages
+from ..core.errors import MalformedKey
+from ..core.keys import parse_key, record_id
+from ..core.states import State
+from ..models import IdempotencyKey
+from ..storage import sections
+from ..storage.ages import with_ages
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What is done for one client or one record, and by hand."""
