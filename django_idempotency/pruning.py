@@ -8,17 +8,18 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from enum import Enum
 
 from django.db import Error as DatabaseFailure
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils import timezone
 
 from .conf import current
 from .core.intervals import Interval
 from .core.pruning import MARGIN, Attachment, Decision, Leaf, Plan, decide
 from .failpoints import hit
 from .storage import batches, pruning as steps, store_for
+from .storage.base import as_kept
 from .storage.partitions import SEALED, TOMBSTONES, Tree
 from .storage.transactions import is_lost, own_connection, sqlstate
 
@@ -125,7 +126,7 @@ def _carry_out(connection: BaseDatabaseWrapper, tree: Tree, decision: Decision, 
         if state in _HOPELESS or is_lost(state):
             raise
         # One that cannot go (somebody's view may depend on it) must not keep the others.
-        return _told(decision.leaf, Fate.LEFT, f"{error}".strip())
+        return _told(decision.leaf, Fate.LEFT, _said(error))
 
 
 class _Removal:
@@ -173,10 +174,16 @@ class _Removal:
         if leaf is not None and leaf.attachment is Attachment.PENDING:
             steps.finalize(self._connection, self._tree, leaf.name)
             return None
-        return self._ended(
-            Fate.LEFT,
-            f"{self._reason}; now it is detached. Attach it to {self._tree.table} again before others take its place",
+        bounds = self._leaf.interval
+        again = (
+            ""
+            if bounds is None
+            else (
+                f". It is detached now; to undo that: ALTER TABLE {self._tree.table} ATTACH PARTITION {self._leaf.name}"
+                f" FOR VALUES FROM ('{bounds.lower.isoformat()}') TO ('{bounds.upper.isoformat()}')"
+            )
         )
+        return self._ended(Fate.LEFT, f"{self._reason}{again}")
 
     def _look(self) -> Leaf | None:
         return steps.look(self._connection, self._tree, self._leaf.name)
@@ -223,18 +230,23 @@ class _Removal:
     def _obstacle(self, error: DatabaseFailure) -> str:
         oldest = steps.oldest_transaction(self._connection, self._tree, self._leaf.name)
         if oldest is None:
-            return f"{error}".strip()
+            return _said(error)
         return f"the transaction of backend {oldest[0]}, open for {oldest[1]:.0f} s, has used the table"
 
     def _ended(self, fate: Fate, reason: str) -> Pruned:
         return replace(_told(self._leaf, fate, reason), buried=self._buried)
 
 
+def _said(error: DatabaseFailure) -> str:
+    """In one line, and without the server's hint, which is to drop what depends on a leaf as well."""
+    return " ".join(f"{error}".partition("HINT:")[0].split())
+
+
 # --- rows, where there are no partitions ---
 
 
 def _prune_rows(alias: str, dry_run: bool, progress: Progress) -> Iterator[Pruned]:
-    before = timezone.now() - MARGIN
+    before = as_kept(datetime.now(timezone.utc) - MARGIN)
     if dry_run:
         yield Pruned("idempotency_key", Fate.DUE, rows=batches.count_expired(alias, before))
         return

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from celery import shared_task
 from django.db import connections
 
-from . import retention, sweeping
+from . import pruning, retention, sweeping
 from .conf import current
 from .storage import store_for
 from .storage.transactions import drop_if_broken
@@ -77,6 +77,31 @@ def make_partitions() -> dict[str, int]:
 
     _on_each(make)
     return made
+
+
+@shared_task(
+    name="django_idempotency.tasks.prune",
+    ignore_result=True,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    time_limit=_LONGEST,
+)
+def prune() -> dict[str, dict[str, int]]:
+    """Remove what has expired on all of DATABASES. Killed in the middle, the next one goes on from there.
+
+    :returns: how many partitions, or tables without any, came to which end; nothing where another pruner is at work.
+    :raises RuntimeError: on one of the databases it could not be done. On the others it was.
+    """
+    fates: dict[str, dict[str, int]] = {}
+
+    def prune_one(alias: str) -> None:
+        try:
+            fates[alias] = dict(Counter(pruned.fate.value for pruned in pruning.prune(alias)))
+        except pruning.AnotherPruner:
+            fates[alias] = {}
+
+    _on_each(prune_one)
+    return fates
 
 
 def _on_each(act: Callable[[str], None]) -> None:

@@ -72,7 +72,16 @@ def decide(leaves: Iterable[Leaf], now: datetime, margin: timedelta = MARGIN) ->
 
     Each leaf is judged by itself. A gap, or an older one that has to stay, shields none.
     """
-    return [Decision(leaf, *_judge(leaf, now, margin)) for leaf in sorted(leaves, key=_turn)]
+    decisions = [Decision(leaf, *_judge(leaf, now, margin)) for leaf in sorted(leaves, key=_turn)]
+    in_the_way = next((each.leaf for each in decisions if each.plan is Plan.LEAVE), None)
+    return [_postponed(each, in_the_way) if in_the_way else each for each in decisions]
+
+
+def _postponed(decision: Decision, in_the_way: Leaf) -> Decision:
+    """Nothing can be detached while the detachment of another leaf is pending, and that one is not ours to end."""
+    if decision.plan is not Plan.DROP or decision.leaf.attachment is not Attachment.ATTACHED:
+        return decision
+    return Decision(decision.leaf, Plan.KEEP, f"first somebody has to finalize the detachment of {in_the_way.name}")
 
 
 def _turn(leaf: Leaf) -> tuple[int, datetime | None, str]:

@@ -58,5 +58,7 @@ def forget(alias: str, before: datetime) -> int:
     """
     tombstones = Tombstone.objects.using(alias)
     ids = list(tombstones.filter(forget_at__lte=before).order_by("forget_at", "id").values_list("id", flat=True)[:SIZE])
+    if not ids:
+        return 0
     deleted, _ = tombstones.filter(id__in=ids, forget_at__lte=before).delete()
     return deleted

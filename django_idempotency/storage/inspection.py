@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..conf import current
 from ..core.intervals import reach_of
 from .partitions import covered
 from .schema import FUNCTIONS
@@ -42,7 +43,8 @@ SELECT
 """
 
 _MISSING = """
-SELECT 'the partitioned table ' || name FROM unnest(ARRAY['idempotency_key', 'idempotency_key_sealed']) AS name
+SELECT 'the partitioned table ' || name
+FROM unnest(ARRAY['idempotency_key', 'idempotency_key_sealed', 'idempotency_tombstone']) AS name
 WHERE NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass(name) AND c.relkind = 'p')
 UNION ALL
 SELECT 'the table idempotency_key_in_flight' WHERE to_regclass('idempotency_key_in_flight') IS NULL
@@ -59,9 +61,10 @@ FROM (VALUES
     ('UPDATE', 'idempotency_key_in_flight'), ('DELETE', 'idempotency_key_in_flight'),
     ('SELECT', 'idempotency_key_sealed'), ('DELETE', 'idempotency_key_sealed'),
     ('SELECT', 'idempotency_outcome_count'), ('INSERT', 'idempotency_outcome_count'),
-    ('UPDATE', 'idempotency_outcome_count')
+    ('UPDATE', 'idempotency_outcome_count'),
+    ('SELECT', 'idempotency_tombstone')
 ) AS needed (privilege, relation)
-WHERE NOT has_table_privilege(needed.relation, needed.privilege)
+WHERE NOT has_table_privilege(needed.relation, needed.privilege) AND (relation <> 'idempotency_tombstone' OR %s)
 """
 
 _MAY_CREATE = """
@@ -89,7 +92,7 @@ def layout(connection: BaseDatabaseWrapper) -> Layout:
         missing = tuple(row[0] for row in cursor.fetchall())
         if missing:
             return Layout(missing, (), may_create=False)
-        cursor.execute(_DENIED)
+        cursor.execute(_DENIED, (current().TOMBSTONES is not None,))
         denied = tuple(row[0] for row in cursor.fetchall())
         cursor.execute(_MAY_CREATE)
         return Layout((), denied, may_create=cursor.fetchone()[0])

@@ -59,6 +59,8 @@ LEFT JOIN LATERAL regexp_match(
 WHERE %(name)s::text IS NULL OR format('%%I.%%I', n.nspname, c.relname) = %(name)s
 """
 
+# Left alone where there is one: made by the run that was interrupted, or, by less than a leaf's length, for an earlier
+# use of the key, if the setting was off in between.
 _BURY = """
 INSERT INTO idempotency_tombstone (id, fingerprint, fingerprint_scheme, forget_at)
 SELECT id, fingerprint, fingerprint_scheme, expires_at + make_interval(secs => %s)

@@ -12,11 +12,12 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from example_project.postgres import database_url
 from example_project.serving import ApiServer
+
+from .database import database
 
 WORKERS = 2
 
@@ -30,7 +31,7 @@ def main() -> None:
     import django
 
     django.setup()
-    with _database():
+    with database():
         text = "\n".join(_report(options)) + "\n"
     print(text)
     if options.output is not None:
@@ -46,33 +47,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only-counting", action="store_true", help="what counting costs a request, and nothing else")
     parser.add_argument("--output", type=Path, help="file for the report")
     return parser.parse_args()
-
-
-@contextmanager
-def _database() -> Iterator[None]:
-    """Tables of the benchmark's own, gone when it ends."""
-    from django.core.management import call_command
-    from django.db import connection, connections
-
-    _drop_databases()
-    with connection._nodb_cursor() as cursor:
-        cursor.execute(f'CREATE DATABASE "{connection.settings_dict["NAME"]}"')
-    try:
-        call_command("migrate", run_syncdb=True, verbosity=0)
-        with connection.cursor() as cursor:
-            cursor.execute(Path(__file__).with_name("floor.sql").read_text(encoding="utf-8"))
-        yield
-    finally:
-        connections.close_all()
-        _drop_databases()
-
-
-def _drop_databases() -> None:
-    from django.db import connection, connections
-
-    with connection._nodb_cursor() as cursor:
-        for each in connections.all():
-            cursor.execute(f'DROP DATABASE IF EXISTS "{each.settings_dict["NAME"]}"')
 
 
 def _report(options: argparse.Namespace) -> Iterator[str]:

@@ -45,7 +45,7 @@ def latency_table(rounds: Sequence[Round]) -> Iterator[str]:
         (each.name, _ms(seconds[each.name]), f"{bare / median(seconds[each.name]):.2f}", *_added(seconds, each))
         for each in VARIANTS
     ]
-    return _table(("", "median, ms", "unprotected = 1", "added, ms", "added, times the floor's"), rows)
+    return table(("", "median, ms", "unprotected = 1", "added, ms", "added, times the floor's"), rows)
 
 
 def processor_table(rounds: Sequence[Round]) -> Iterator[str]:
@@ -55,13 +55,13 @@ def processor_table(rounds: Sequence[Round]) -> Iterator[str]:
     rows = [
         (each.name, _ms(application[each.name]), _ms(database[each.name]), *_added(both, each)) for each in VARIANTS
     ]
-    return _table(("", "application, ms", "database, ms", "added, ms", "added, times the floor's"), rows)
+    return table(("", "application, ms", "database, ms", "added, ms", "added, times the floor's"), rows)
 
 
 def throughput_table(rounds: Sequence[Round]) -> Iterator[str]:
     rates = {name: median(values) for name, values in _by_variant(rounds, lambda turn: turn.block.throughput).items()}
     rows = [(name, f"{rate:.0f}", f"{rate / rates[UNPROTECTED.name]:.2f}") for name, rate in rates.items()]
-    return _table(("", "requests/s", "unprotected = 1"), rows)
+    return table(("", "requests/s", "unprotected = 1"), rows)
 
 
 Series = dict[str, list[float]]
@@ -100,7 +100,7 @@ def interval(columns: Sequence[Sequence[float]], statistic: Callable[..., float]
     return f"{middle} ({lower} to {upper})"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
     yield "|" + "|".join("---" if column == 0 else "---:" for column in range(len(head))) + "|"
     for row in rows:

@@ -1040,6 +1040,17 @@ class TestDatabases:
         role()
         assert of_database() == []
 
+    def test_with_tombstones_the_role_has_to_see_them(self, cursor, role, settings):
+        cursor.execute(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_key, idempotency_key_in_flight, "
+            "idempotency_key_sealed TO idempotency_checks_visitor"
+        )
+        role()
+        settings.IDEMPOTENCY = settings.IDEMPOTENCY | {"TOMBSTONES": timedelta(days=90)}
+        messages = of_database()
+        assert ids(messages) == {"E035"}
+        assert "SELECT on idempotency_tombstone" in text(messages)
+
     def test_no_partitions(self, cursor):
         drop_leaves(cursor, keep=timedelta(0))
         assert ids(of_database()) == {"W037"}

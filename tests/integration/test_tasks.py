@@ -11,7 +11,10 @@ from django.db import connection
 from django_idempotency import retention, tasks
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.schedules import beat_schedule
+from django_idempotency.storage import pruning
+from django_idempotency.storage.transactions import own_connection
 from tests.support.keys import Keys, new_claim
+from tests.support.leaves import is_there, make_past
 from tests.support.outside import held, takes_no_keys
 
 
@@ -79,11 +82,37 @@ def test_partitions_are_made_where_there_are_any(lab, settings, sqlite_file):
     assert tasks.make_partitions() == {partitioned: 0}
 
 
+class TestPruning:
+    def test_it_counts_what_became_of_each(self, lab, settings, sqlite_file):
+        partitioned, plain = lab.session(), lab._known_as("plain", sqlite_entry(sqlite_file))
+        settings.IDEMPOTENCY = {"DATABASES": (plain, partitioned)}
+        make_past(lab, 2, 5)
+        counted = tasks.prune()
+        kept = counted[partitioned].pop("kept")
+        assert kept >= 10
+        assert counted == {plain: {"deleted": 1}, partitioned: {"dropped": 2}}
+
+    def test_the_others_are_pruned_where_one_fails(self, lab, settings):
+        bare, migrated = lab.session(NAME="postgres"), lab.session()
+        settings.IDEMPOTENCY = {"DATABASES": (bare, migrated)}
+        (name,) = make_past(lab, 2)
+        with pytest.raises(RuntimeError, match=bare):
+            tasks.prune()
+        assert not is_there(lab, name)
+
+    def test_where_another_pruner_is_at_work_there_is_nothing_to_do(self, lab, settings):
+        settings.IDEMPOTENCY = {"DATABASES": lab.aliases[:1]}
+        make_past(lab, 2)
+        with own_connection(lab.session()) as connection:
+            assert pruning.begin(connection, patience=timedelta(seconds=1))
+            assert tasks.prune() == {lab.aliases[0]: {}}
+
+
 def sqlite_entry(path):
     return connection.settings_dict | {"ENGINE": "django.db.backends.sqlite3", "NAME": path, "OPTIONS": {}}
 
 
-@pytest.mark.parametrize("task", [tasks.sweep, tasks.make_partitions])
+@pytest.mark.parametrize("task", [tasks.sweep, tasks.make_partitions, tasks.prune])
 def test_a_message_is_kept_until_its_work_is_done_and_a_hanging_one_ends(task):
     assert task.acks_late
     assert task.reject_on_worker_lost
@@ -93,10 +122,16 @@ def test_a_message_is_kept_until_its_work_is_done_and_a_hanging_one_ends(task):
 class TestSchedule:
     def test_it_names_tasks_that_there_are(self):
         due = {entry["task"]: maybe_schedule(entry["schedule"]).run_every for entry in beat_schedule().values()}
-        assert due == {tasks.sweep.name: timedelta(minutes=1), tasks.make_partitions.name: timedelta(hours=6)}
+        assert due == {
+            tasks.sweep.name: timedelta(minutes=1),
+            tasks.make_partitions.name: timedelta(hours=6),
+            tasks.prune.name: timedelta(hours=1),
+        }
 
     def test_a_project_says_how_often_and_how_they_are_sent(self):
-        schedule = beat_schedule(sweep_every=timedelta(seconds=5), make_partitions_every=None, queue="low")
+        schedule = beat_schedule(
+            sweep_every=timedelta(seconds=5), make_partitions_every=None, prune_every=None, queue="low"
+        )
         assert schedule == {
             "idempotency-sweep": {
                 "task": "django_idempotency.tasks.sweep",

@@ -53,3 +53,20 @@ def is_attached(lab: Laboratory, name: str) -> bool:
 
 def is_pending(lab: Laboratory, name: str) -> bool:
     return bool(lab.ask("SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass(%s)", name))
+
+
+_FILL = """
+INSERT INTO {leaf} (
+    id, state, scope, key, fingerprint, fingerprint_scheme, mode, owner_token, attempts, claimed_at, sealed_at,
+    expires_at, response_status, response_headers, response_body, sweeps
+)
+SELECT
+    gen_random_uuid(), 'sealed', 'user:5 charge:POST', gen_random_uuid(), sha256(n::text::bytea), 1, 'atomic',
+    gen_random_uuid(), 1, now(), now(), %s, 201, '[["Content-Type", "application/json"]]', 'body', 0
+FROM generate_series(1, %s) AS n
+"""
+
+
+def fill_past(lab: Laboratory, days: float, rows: int) -> None:
+    """Many expired records at once."""
+    lab.rows(_FILL.format(leaf=name_of(lab, past(days))), past(days).lower + DAY / 2, rows)

@@ -73,7 +73,8 @@ from django_idempotency.schedules import beat_schedule
 print(sorted(beat_schedule()), sorted({'django', 'celery'} & set(sys.modules)))
 """
     ran = python(script)
-    assert (ran.stdout, ran.stderr) == ("['idempotency-make_partitions', 'idempotency-sweep'] []\n", "")
+    names = ["idempotency-make_partitions", "idempotency-prune", "idempotency-sweep"]
+    assert (ran.stdout, ran.stderr) == (f"{names} []\n", "")
 
 
 def test_policies_can_be_made_before_there_are_settings():

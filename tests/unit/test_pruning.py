@@ -54,9 +54,8 @@ def test_a_session_in_another_zone_comes_to_the_same(offset):
     zone = timezone(timedelta(hours=offset))
     for ended in (MARGIN, MARGIN - TICK):
         one = leaf(ended)
-        shown = replace(
-            one, interval=Interval(one.interval.lower.astimezone(zone), one.interval.upper.astimezone(zone))
-        )
+        lower, upper = (bound.astimezone(zone) for bound in (one.interval.lower, one.interval.upper))
+        shown = replace(one, interval=Interval(lower, upper))
         assert plan_of(shown, NOW.astimezone(zone)) is plan_of(one)
 
 
@@ -91,6 +90,18 @@ def test_an_interrupted_detachment_of_what_has_not_expired_is_ended_and_nothing_
 @pytest.mark.parametrize("strange", [{"ours": False}, {"interval": None}])
 def test_an_interrupted_detachment_of_somebody_elses_is_for_a_person(strange):
     assert plan_of(leaf(30 * DAY, attachment=Attachment.PENDING, **strange)) is Plan.LEAVE
+
+
+def test_until_that_is_ended_no_other_is_tried():
+    foreign = leaf(30 * DAY, attachment=Attachment.PENDING, ours=False)
+    due, kept = leaf(2 * DAY), leaf(-DAY)
+    stray = leaf(9 * DAY, attachment=Attachment.DETACHED, leaving=True, interval=None)
+    assert plans(due, kept, stray, foreign) == {
+        foreign.name: Plan.LEAVE,
+        due.name: Plan.KEEP,
+        kept.name: Plan.KEEP,
+        stray.name: Plan.DROP,
+    }
 
 
 def test_what_somebody_detached_to_keep_is_kept():

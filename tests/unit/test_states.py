@@ -25,7 +25,7 @@ from django_idempotency.models import IdempotencyKey
 def test_states_modes_and_verdicts_are_the_words_that_the_database_stores():
     assert [each.value for each in State] == ["in_flight", "sealed"]
     assert [each.value for each in IdempotencyMode] == ["atomic", "leased", "phased"]
-    assert {each.value for each in Verdict} == {"claimed", "found", "waited", "wrong_isolation"}
+    assert {each.value for each in Verdict} == {"claimed", "found", "waited", "expired", "wrong_isolation"}
     assert {each.value for each in Sealing} == {"sealed", "lost", "no_partition"}
 
 

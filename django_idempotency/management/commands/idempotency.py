@@ -8,11 +8,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import problems
-from .. import forget, partitions, reconcile, release, show, status, sweep
+from .. import forget, partitions, prune, reconcile, release, show, status, sweep
 
 SUBCOMMANDS: dict[str, ModuleType] = {
     "status": status,
     "partitions": partitions,
+    "prune": prune,
     "sweep": sweep,
     "show": show,
     "release": release,

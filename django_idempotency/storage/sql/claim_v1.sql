@@ -29,7 +29,7 @@ DECLARE
     standing text;
     sealed_until timestamptz;
     sealed_rows regclass := 'idempotency_key_sealed';  -- a variable: over a literal, the planner would look once
-    tombstones regclass := 'idempotency_tombstone';
+    tombstones regclass;
     ignored text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -77,6 +77,7 @@ BEGIN
         END IF;
         IF p_refuse_expired_for > 0 THEN
             -- Looked for after the record: it is buried, and that is committed, before its leaf is detached.
+            tombstones := 'idempotency_tombstone';
             ignored := pg_partition_root(tombstones);
             IF sealed_until + make_interval(secs => p_refuse_expired_for) > clock_timestamp()
                 OR EXISTS (SELECT FROM idempotency_tombstone AS t WHERE t.id = p_id AND t.forget_at > clock_timestamp())
