@@ -69,7 +69,7 @@ def test_bars_are_drawn(browser):
 def test_links_lead_to_the_lists(browser):
     for text, query, rows in (("held", "state=held", 2), ("stuck", "state=stuck", 3), ("left to", "state=person", 1)):
         browser.open(PAGE)
-        browser.one(".tiles").find_element("partial link text", text).click()
+        browser.follow(browser.one(".tiles").find_element("partial link text", text))
         assert urlsplit(browser.path).query == query
         assert len(browser.all("#result_list tbody tr")) == rows
 
@@ -77,7 +77,7 @@ def test_links_lead_to_the_lists(browser):
 def test_the_ways_in(browser):
     for page in (LIST, APP):
         browser.open(page)
-        browser.link("ashboard" if page == APP else "DASHBOARD").click()
+        browser.follow(browser.link("ashboard" if page == APP else "DASHBOARD"))
         assert browser.path == PAGE
 
 
@@ -88,10 +88,10 @@ def test_a_route_and_a_time_by_keyboard_alone(browser):
     browser.press("shop.views.R")
     button = browser.tab()
     assert button.get_attribute("value") == "Show"
-    browser.press(Keys.ENTER)
+    browser.follow()
     assert [heading.text for heading in browser.all("article h3")] == [REFUND]
     browser.ask("arguments[0].focus()", browser.link("7 days"))
-    browser.press(Keys.ENTER)
+    browser.follow()
     assert [heading.text for heading in browser.all("article h3")] == [REFUND]
     assert browser.one(".choices [aria-current]").text == "7 days"
 
@@ -186,7 +186,8 @@ def test_it_speaks_german(browser):
     browser.open(PAGE)
     assert browser.one("html").get_attribute("lang") == "de"
     assert [heading.text for heading in browser.all("#content h2")] == [
-        "Jetzt", "Anfragen der letzten 24 Stunden", "Partitionen versiegelter Einträge", "Speicher je Route",
+        "Jetzt", "Anzeichen fehlerhafter Clients", "Anfragen der letzten 24 Stunden",
+        "Partitionen versiegelter Einträge", "Speicher je Route",
     ]  # fmt: skip
 
 

@@ -12,11 +12,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, transaction
 from django.utils import timezone
 
-from django_idempotency import BodyCodec, sweeping
+from django_idempotency import BodyCodec, readings, sweeping
 from django_idempotency.core.errors import Held, InProgress, LeaseLost, OutcomeUnknown
 from django_idempotency.core.operations import registry
+from django_idempotency.core.scope import operation_of
 from django_idempotency.core.states import IdempotencyMode, State
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, OldestInFlight
 from django_idempotency.operations import Declined, DidNotHappen, Happened, Unknown
 from django_idempotency.storage.base import NEVER
 from django_idempotency.sweeping import Fate
@@ -88,6 +89,20 @@ def pause(workshop):
 def test_there_may_be_nothing_to_do(workshop):
     assert workshop.sweep() == []
     assert sweeping.stale(workshop.alias, limit=5) == []
+
+
+def test_it_notes_how_long_the_oldest_has_been_in_flight(workshop):
+    called = stuck(workshop, [TimeoutError(), 1], downstream_takes_keys=True)
+    workshop.sweep()
+    route = operation_of(workshop.full_scope(called))
+    assert OldestInFlight.objects.using(workshop.alias).filter(route=route).exists()
+
+
+def test_where_that_cannot_be_noted_it_sweeps_all_the_same(workshop, monkeypatch, caplog):
+    monkeypatch.setattr(readings, "note_oldest", Mock(side_effect=OperationalError))
+    stuck(workshop, [TimeoutError(), 1], downstream_takes_keys=True)
+    assert len(workshop.sweep()) == 1
+    assert "could not be noted" in caplog.text
 
 
 def test_nothing_is_taken_from_an_owner_that_is_trusted_still(workshop):

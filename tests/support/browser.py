@@ -18,11 +18,14 @@ from urllib.parse import urlsplit
 import pytest
 from axe_core_python.selenium import Axe
 from django.conf import settings
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+
+from .waiting import eventually
 
 # The second half keeps a browser that is to look at one page from telephoning.
 _ARGUMENTS = (
@@ -78,6 +81,22 @@ class Browser:
     def press(self, *keys: str) -> None:
         """On whatever has the focus."""
         self.driver.switch_to.active_element.send_keys(*keys)
+
+    def follow(self, link: WebElement | None = None) -> None:
+        """Click on a link, or press Enter where the focus is, and return when another page has come."""
+        left = self.one("html")
+        if link is None:
+            self.press(Keys.ENTER)
+        else:
+            link.click()
+        eventually(lambda: self._is_gone(left) and self.ask("return document.readyState") == "complete", "another page")
+
+    def _is_gone(self, element: WebElement) -> bool:
+        try:
+            element.is_enabled()
+        except StaleElementReferenceException:
+            return True
+        return False
 
     def tab(self) -> WebElement:
         """Go on to the next element that takes the focus."""
