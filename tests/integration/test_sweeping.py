@@ -12,12 +12,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, transaction
 from django.utils import timezone
 
-from django_idempotency import BodyCodec, readings, sweeping
+from django_idempotency import BodyCodec, sweeping
 from django_idempotency.core.errors import Held, InProgress, LeaseLost, OutcomeUnknown
 from django_idempotency.core.operations import registry
 from django_idempotency.core.scope import operation_of
 from django_idempotency.core.states import IdempotencyMode, State
 from django_idempotency.models import IdempotencyKey, OldestInFlight
+from django_idempotency.numbers import readings
 from django_idempotency.operations import Declined, DidNotHappen, Happened, Unknown
 from django_idempotency.storage.base import NEVER
 from django_idempotency.sweeping import Fate
