@@ -1,26 +1,34 @@
-"""Everything at once: workers that are killed and suspended, sessions that are ended, clients that keep coming back."""
+"""Everything at once: workers that are killed and suspended, sessions that are ended, clients that keep coming back,
+and meanwhile partitions that are made, expire and are dropped, and sweeps."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from django.db import connection
+from django.db import Error, connection
 from django.db.models import Count
 
+from django_idempotency.core.pruning import Attachment
+from django_idempotency.storage import pruning
+from django_idempotency.storage.partitions import SEALED
+from django_idempotency.storage.transactions import own_connection
 from example_project.client import Request
 from example_project.payments.models import Charge, Transfer
 from tests.support.calls import call
 from tests.support.leases import states
+from tests.support.leaves import make_expired, today
 from tests.support.modes import TRANSACTIONAL
 from tests.support.payer import Payer
-from tests.support.servers import served, workers_of
+from tests.support.servers import served, url_of_tests, workers_of
 from tests.support.waiting import eventually
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "20"))
@@ -106,6 +114,47 @@ class Trouble:
             )
 
 
+class Upkeep:
+    """What is run beside the traffic, each a process of its own, of which some are killed half-way."""
+
+    def __init__(self, seed, until):
+        self.random, self.until = random.Random(seed), until
+        self.done = Counter()
+        self.expired = 0
+
+    def run(self):
+        deck = ["partitions", "prune", "prune", "sweep"]
+        while not self.until.is_set():
+            self.let_expire()
+            for subcommand in self.random.sample(deck, len(deck)):
+                self.call(subcommand, killed=self.random.random() < 0.3)
+
+    def let_expire(self):
+        try:
+            make_expired("default", 2 + self.expired, 2000)
+        except Error:  # its session was ended
+            self.done["interrupted"] += 1
+        # Not this day again: the leaf may be there.
+        self.expired += 1
+
+    def call(self, subcommand, *, killed=False):
+        command = [sys.executable, "-m", "django", "idempotency", subcommand]
+        environment = {"DATABASE_URL": url_of_tests(), "DJANGO_SETTINGS_MODULE": "tests.support.served_settings"}
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        if killed:
+            self.until.wait(self.random.uniform(0.5, 2.0))
+            process.kill()
+        said = process.communicate(timeout=120)[0].decode()
+        self.done["killed" if process.returncode < 0 else subcommand] += 1
+        # 1: its session was ended, and it says so.
+        assert process.returncode in ((0, 1, -signal.SIGKILL) if not self.until.is_set() else (0, -signal.SIGKILL)), (
+            said
+        )
+        assert "Traceback" not in said, said
+
+
 @pytest.fixture
 def api(committed):
     with served({"IDEMPOTENCY_LEASE": "1", "CONN_MAX_AGE": "1"}, workers=3, threads=4) as api:
@@ -120,14 +169,15 @@ def test_no_double_no_lost_success_no_changed_answer_no_stuck_key(api, crowd):
     print(f"seed {seed}")
     trouble = Trouble(api, seed, until, spared)
     running = [crowd.start(Client(api, seed + number, intents, until).run) for number in range(CLIENTS)]
-    running.append(crowd.start(trouble.run))
+    upkeep = Upkeep(seed, until)
+    running += [crowd.start(trouble.run), crowd.start(upkeep.run)]
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and not any(each.done() for each in running):
         time.sleep(0.1)
     until.set()
     for each in running:
-        each.result(60)
-    print(f"{len(intents)} intents, {dict(trouble.done)}")
+        each.result(120)
+    print(f"{len(intents)} intents, {dict(trouble.done)}, {upkeep.expired} days expired, {dict(upkeep.done)}")
 
     no_key_is_stuck(api, intents)
     changed = [intent for intent in intents if len(set(intent.heard)) != 1]
@@ -136,6 +186,10 @@ def test_no_double_no_lost_success_no_changed_answer_no_stuck_key(api, crowd):
     assert {intent.request.body["reference"]: 1 for intent in intents} == happened
     assert set(states()) == {"sealed"}
     assert trouble.done.keys() == {"kill", "suspend", "cut_off"}
+
+    upkeep.call("prune")
+    assert past_leaves() == []
+    assert upkeep.done.keys() >= {"partitions", "prune", "sweep"}
 
 
 def no_key_is_stuck(api, intents):
@@ -154,3 +208,13 @@ def effects_by_reference():
     charges = Charge.objects.values_list("reference").annotate(times=Count("transfers"))
     deposits = Transfer.objects.filter(memo__startswith="order-").values_list("memo").annotate(times=Count("pk"))
     return dict([*charges, *deposits])
+
+
+def past_leaves():
+    """What a pruner has left of the past, or half-way."""
+    with own_connection("default") as other:
+        return [
+            leaf.name
+            for leaf in pruning.leaves(other, SEALED)
+            if leaf.attachment is not Attachment.ATTACHED or leaf.interval.upper < today()
+        ]

@@ -70,3 +70,14 @@ FROM generate_series(1, %s) AS n
 def fill_past(lab: Laboratory, days: float, rows: int) -> None:
     """Many expired records at once."""
     lab.rows(_FILL.format(leaf=name_of(lab, past(days))), past(days).lower + DAY / 2, rows)
+
+
+def make_expired(alias: str, days: int, rows: int) -> None:
+    """A leaf of the past with so many records, on a database that others use."""
+    day = past(days)
+    with own_connection(alias) as connection:
+        with partitions.creating(connection):
+            partitions.create_leaves(connection, [day])
+        with connection.cursor() as cursor:
+            fill = _FILL.format(leaf=f"idempotency_key_sealed_{day.lower:%Y%m%d}")
+            cursor.execute(fill, (day.lower + DAY / 2, rows))
