@@ -12,11 +12,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-POINTS = (
+OF_A_REQUEST = (
     "before_claim",
     "after_claim",
     "after_effect",
-    # Of an operation, each also as point/step, such as before_call/authorise.
+    "before_seal",
+    "after_seal",
+    "after_commit",
+    "before_release",
+    "after_release",
+)
+
+OF_AN_OPERATION = (
     "before_phase",
     "before_phase_commit",
     "after_phase",
@@ -24,19 +31,14 @@ POINTS = (
     "before_call",
     "after_call",
     "after_call_stored",
-    "before_seal",
-    "after_seal",
-    "after_commit",
-    "before_release",
-    "after_release",
-    # Of a sweeper.
-    "after_taken",
-    "after_looked_up",
-    # Of pruning.
-    "after_batch",
-    "before_detach",
-    "before_drop",
 )
+"""Each also as point/step, such as before_call/authorise."""
+
+OF_A_SWEEPER = ("after_taken", "after_looked_up")
+
+OF_A_PRUNER = ("after_batch", "before_detach", "before_drop")
+
+POINTS = (*OF_A_REQUEST, *OF_AN_OPERATION, *OF_A_SWEEPER, *OF_A_PRUNER)
 
 VARIABLE = "IDEMPOTENCY_FAILPOINTS"
 

@@ -8,14 +8,13 @@ import pytest
 from django.db import connection
 
 from django_idempotency import failpoints
+from django_idempotency.failpoints import OF_A_REQUEST
 from tests.support.calls import ask
 from tests.support.leases import let_leases_lapse, states
 from tests.support.modes import TRANSACTIONAL
 from tests.support.pauses import Failpoints
 from tests.support.payer import effects
 from tests.support.waiting import eventually, sessions
-
-from .test_kills import PASSED
 
 pytestmark = pytest.mark.urls("tests.support.charges_urls")
 
@@ -38,7 +37,7 @@ def cut_all_others_off():
 
 
 @pytest.mark.parametrize("mode", TRANSACTIONAL, ids=lambda mode: mode.value)
-@pytest.mark.parametrize("point", PASSED)
+@pytest.mark.parametrize("point", OF_A_REQUEST)
 def test_cut_off_anywhere_there_is_one_effect_and_the_key_ends(crowd, payer, pausing, mode, point):
     good = payer.charge(mode)
     request = replace(good, body={**good.body, "currency": "USD"}) if point in RELEASING else good

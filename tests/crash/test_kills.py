@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from django_idempotency import IdempotencyMode
-from django_idempotency.failpoints import POINTS
+from django_idempotency.failpoints import OF_A_REQUEST
 from tests.support.calls import call
 from tests.support.leases import let_leases_lapse, states
 from tests.support.modes import TRANSACTIONAL
@@ -17,16 +17,13 @@ from tests.support.servers import ONE_REQUEST_A_PROCESS, served
 
 LEASE_SECONDS = 20
 
-PASSED = [point for point in POINTS if not {"phase", "call", "taken", "looked"} & set(point.split("_"))]
-"""The points of a view that is one transaction. Those of operations and sweepers are for the card payments."""
-
 COMMITTED = {"after_commit"}
 """Points at which the effect and its record are there to stay."""
 
 RELEASING = {"before_release", "after_release"}
 """Points on the way of a request that is refused by the view."""
 
-HOLDS_A_LEASE = set(PASSED) - {"before_claim", "after_commit", "after_release"}
+HOLDS_A_LEASE = set(OF_A_REQUEST) - {"before_claim", "after_commit", "after_release"}
 """Points at which a LEASED owner has a claim that others can see."""
 
 
@@ -60,7 +57,7 @@ def hears_that_it_is_in_progress(api, request, token):
 
 
 @pytest.mark.parametrize("mode", TRANSACTIONAL, ids=lambda mode: mode.value)
-@pytest.mark.parametrize("point", PASSED)
+@pytest.mark.parametrize("point", OF_A_REQUEST)
 def test_killed_anywhere_there_is_one_effect_and_the_key_ends(api, killing, payer, mode, point):
     good = payer.charge(mode)
     request = replace(good, body={**good.body, "currency": "USD"}) if point in RELEASING else good

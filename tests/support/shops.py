@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from django_idempotency.failpoints import POINTS
+from django_idempotency.failpoints import OF_A_REQUEST, OF_A_SWEEPER, OF_AN_OPERATION
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.operations import derive_key
 from example_project.client import Answer
@@ -28,13 +28,13 @@ STEPS = {"phase": ("reserve",), "call": ("authorise",), "looked": ("authorise",)
 
 
 def _places() -> Iterator[str]:
-    for point in POINTS:
+    for point in (*OF_A_REQUEST, *OF_AN_OPERATION, *OF_A_SWEEPER):
         steps = next((names for kind, names in STEPS.items() if kind in point.split("_")), None)
         yield from [point] if steps is None else [f"{point}/{step}" for step in steps]
 
 
 PLACES = tuple(_places())
-"""Every failpoint, those in steps once for each step."""
+"""Every failpoint on the way of a payment, those in steps once for each step."""
 
 
 @dataclass(frozen=True)
