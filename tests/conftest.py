@@ -8,11 +8,13 @@ and does not answer ends the run before the first test.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 from django.db import connection
+from django.utils import translation
 
 DATABASE = pytest.StashKey[str]()
 
@@ -37,6 +39,13 @@ def describe_database() -> str:
             return f"PostgreSQL {version} on {server.info.host}:{server.info.port}"
     except psycopg.OperationalError as error:
         raise pytest.UsageError(f"The database that the settings name does not answer: {error}") from error
+
+
+@pytest.fixture(autouse=True)
+def own_language() -> Iterator[None]:
+    """What LocaleMiddleware activates for a request stays with the thread of the test client."""
+    yield
+    translation.deactivate()
 
 
 @pytest.fixture(scope="session")
