@@ -181,6 +181,16 @@ def test_an_operation_that_nobody_knows_here(swept, outside, monkeypatch):
     assert faults() == {}
 
 
+def test_a_claim_that_cannot_be_read_hides_no_other(swept, outside, caplog):
+    """Another release may have written it."""
+    started(odd := held(), hours=22)
+    IdempotencyKey.objects.filter(pk=odd.pk).update(steps=[{"what": "this"}])
+    assert faults() == {}
+    assert f"{odd.pk} on 'default' cannot be read" in caplog.text
+    started(held(), hours=22)
+    assert faults().keys() == {"W051"}
+
+
 # --- vacuum ---
 
 
