@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from django.db import connections
-from django.db.models import Max, QuerySet, Sum
-from django.utils import timezone
+from django.db.models import DurationField, ExpressionWrapper, Max, QuerySet, Sum
+from django.db.models.functions import Now
 
 from ..conf import current
 from ..core.counted import Counted
 from ..core.signatures import TWIN_SECONDS, Signature, in_counts, in_twins
 from ..models import OutcomeCount
 from ..storage.twins import twins
+from .readings import as_stored
 
 __all__ = ["Signature", "last_sweep", "signatures", "sums"]
 
@@ -31,7 +32,8 @@ def signatures(alias: str) -> list[Signature]:
 def sums(*, since: timedelta) -> dict[str, dict[str, int]]:
     """Of each route, how often each outcome was counted ``since`` then. Empty without the setting COUNTS."""
     summed: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    lines = _counts().filter(minute__gt=timezone.now() - since).exclude(outcome=Counted.SWEEP.value)
+    first = as_stored(datetime.now(timezone.utc) - since, current().DATABASES[0])
+    lines = _counts().filter(minute__gt=first).exclude(outcome=Counted.SWEEP.value)
     for route, outcome, n in lines.values_list("route", "outcome").annotate(Sum("n")).order_by("route", "outcome"):
         summed[route][outcome] = n
     return dict(summed)
@@ -40,8 +42,9 @@ def sums(*, since: timedelta) -> dict[str, dict[str, int]]:
 def last_sweep(alias: str) -> timedelta | None:
     """How long ago a sweep of ``alias`` began, to the minute. None where none is known of."""
     swept = _counts().filter(outcome=Counted.SWEEP.value, route=alias)
-    latest: datetime | None = swept.aggregate(latest=Max("minute"))["latest"]
-    return None if latest is None else max(timezone.now() - latest, timedelta(0))
+    since = ExpressionWrapper(Now() - Max("minute"), output_field=DurationField())
+    ago: timedelta | None = swept.aggregate(ago=since)["ago"]
+    return None if ago is None else max(ago, timedelta(0))
 
 
 def _counts() -> QuerySet[OutcomeCount]:
