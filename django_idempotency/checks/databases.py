@@ -106,8 +106,8 @@ def _table(connection: BaseDatabaseWrapper, terms: Terms) -> Iterator[CheckMessa
             "E035",
             f"The role of {alias!r} needs {', '.join(layout.denied)}.",
             "As the owner of the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_key, "
-            "idempotency_key_in_flight, idempotency_key_sealed, idempotency_outcome_count TO that role; with "
-            "TOMBSTONES, SELECT ON idempotency_tombstone as well.",
+            "idempotency_key_in_flight, idempotency_key_sealed, idempotency_outcome_count, "
+            "idempotency_oldest_in_flight TO that role; with TOMBSTONES, SELECT ON idempotency_tombstone as well.",
         )
     yield from _cover(alias, inspection.cover(connection), layout.may_create, terms)
 

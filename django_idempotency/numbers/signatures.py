@@ -31,6 +31,8 @@ def signatures(alias: str) -> list[Signature]:
 
 def sums(*, since: timedelta) -> dict[str, dict[str, int]]:
     """Of each route, how often each outcome was counted ``since`` then. Empty without the setting COUNTS."""
+    if not current().COUNTS:
+        return {}  # nor does the role need a right to look
     summed: defaultdict[str, dict[str, int]] = defaultdict(dict)
     first = as_stored(datetime.now(timezone.utc) - since, current().DATABASES[0])
     lines = _counts().filter(minute__gt=first).exclude(outcome=Counted.SWEEP.value)
@@ -40,7 +42,9 @@ def sums(*, since: timedelta) -> dict[str, dict[str, int]]:
 
 
 def last_sweep(alias: str) -> timedelta | None:
-    """How long ago a sweep of ``alias`` began, to the minute. None where none is known of."""
+    """How long ago a sweep of ``alias`` began, to the minute. None where none is known of, or nothing is counted."""
+    if not current().COUNTS:
+        return None
     swept = _counts().filter(outcome=Counted.SWEEP.value, route=alias)
     since = ExpressionWrapper(Now() - Max("minute"), output_field=DurationField())
     ago: timedelta | None = swept.aggregate(ago=since)["ago"]

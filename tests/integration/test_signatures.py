@@ -14,10 +14,13 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connections
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency.core.counted import Counted
 from django_idempotency.core.signatures import Kind
+from django_idempotency.dashboard import data
+from django_idempotency.dashboard.ranges import USUAL
 from django_idempotency.models import IdempotencyKey, OutcomeCount
 from django_idempotency.numbers.signatures import last_sweep, signatures, sums
 from django_idempotency.storage import counts, sections
@@ -109,6 +112,18 @@ def test_the_counts_of_a_day_and_of_an_hour(keys):
         )
     assert sums(since=timedelta(hours=1)) == {"a:POST": {"new": 5}}
     assert sums(since=timedelta(days=1)) == {"a:POST": {"new": 5}, "b:POST": {"mismatch": 5}}
+
+
+@on_both_stores
+def test_where_nothing_is_counted_nobody_looks_at_the_counts(keys, settings):
+    """The role may have no right to."""
+    counts.add(connections[keys.alias], {(int(time.time() // 60), keys.alias, "sweep"): 1})
+    settings.IDEMPOTENCY = settings.IDEMPOTENCY | {"COUNTS": False}
+    with CaptureQueriesContext(connections[keys.alias]) as asked:
+        with suppress(CommandError):
+            call_command("idempotency", "status", stdout=StringIO())
+        data.history(keys.alias, USUAL, timezone.now())
+    assert not [each["sql"] for each in asked if 'idempotency_outcome_count"' in each["sql"]]
 
 
 @on_both_stores
