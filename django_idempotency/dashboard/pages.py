@@ -71,7 +71,7 @@ class DashboardPages(_ModelAdmin):
             **page.routes(),
             **page.storage(),
         }
-        request.current_app = self.admin_site.name  # type: ignore[attr-defined]
+        request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_idempotency/idempotencykey/dashboard.html", context)
 
 

@@ -105,7 +105,7 @@ class InterventionPages(_ModelAdmin):
             "something_may_have_happened": not nothing_happened(key),
             "facts": _facts(key),
         }
-        request.current_app = self.admin_site.name  # type: ignore[attr-defined]
+        request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_idempotency/idempotencykey/intervene.html", context)
 
     def _address(self, key: IdempotencyKey, page: str) -> str:

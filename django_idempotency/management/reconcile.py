@@ -21,6 +21,7 @@ from django.db import connections, router
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
+from ..core.wording import number_of
 from ..storage.transactions import drop_if_broken
 from ..support import reconciling
 from ..support.reconciling import Duplicate, Duplicates, Reconciliation
@@ -127,7 +128,7 @@ def _facts(each: Duplicate) -> dict[str, Any]:
 def _lines(compared: Compared, since: datetime) -> Iterator[str]:
     for of, duplicates in compared.found:
         yield (
-            f"{compared.database}: {of.label} within {_seconds(of.window)}: {duplicates.count or 'no'} duplicates "
+            f"{compared.database}: {of.label} within {_seconds(of.window)}: {_how_many(duplicates.count)} "
             f"since {since:%Y-%m-%d %H:%M}"
         )
         for each in duplicates.first:
@@ -137,6 +138,10 @@ def _lines(compared: Compared, since: datetime) -> Iterator[str]:
             yield f"  and {more} more"
     if compared.error:
         yield f"{compared.database}: failed"
+
+
+def _how_many(duplicates: int) -> str:
+    return number_of(duplicates, "duplicate") if duplicates else "no duplicates"
 
 
 def _seconds(span: timedelta) -> str:

@@ -130,7 +130,7 @@ def test_a_claim_that_nobody_takes_up(swept, minutes, said):
     wait(claim, minutes=minutes, seconds=21)
     found = faults()
     assert found.keys() == said
-    assert not said or "1 claims on 'default' wait for a sweeper, the first of them for 16 min" in found["W050"]
+    assert not said or "Waiting for a sweeper on 'default': 1 claim, the longest for 16 min" in found["W050"]
 
 
 def test_what_is_to_be_tried_again_later_waits_for_nobody(swept):
@@ -170,7 +170,7 @@ def test_the_first_to_be_forgotten_is_named(swept, outside):
     started(one, hours=20)
     started(two, hours=22)
     said = faults()["W051"]
-    assert said.startswith("2 calls of operations on 'default'")
+    assert "2 calls of operations" in said
     assert str(two.pk) in said
 
 

@@ -145,8 +145,8 @@ def test_on_sqlite_rows_are_deleted(sqlite_file, settings, django_db_blocker):
         alias = file.session()
         settings.IDEMPOTENCY = {"DATABASES": (alias,)}
         Keys(alias).sealed(new_claim(), retention=-7200.0)
-        assert prune("--dry-run")[0][0] == f"{alias}: idempotency_key: would go, 1 records"
-        assert prune()[0] == [f"{alias}: idempotency_key: deleted, 1 records", f"{alias}: 1 deleted"]
+        assert prune("--dry-run")[0][0] == f"{alias}: idempotency_key: would go, 1 record"
+        assert prune()[0] == [f"{alias}: idempotency_key: deleted, 1 record", f"{alias}: 1 deleted"]
         file.close()
 
 
