@@ -43,7 +43,8 @@ def database(alias: str, terms: Terms) -> Iterator[CheckMessage]:
         faults = list(_table(connection, terms)) if connection.vendor == "postgresql" else []
         yield from faults
         can_be_read = not any(str(fault.id).endswith(("E032", "E035")) for fault in faults)
-        if can_be_read and not migrating:
+        # How the store stands matters where it serves: where tests are to run, nobody sweeps.
+        if can_be_read and sys.argv[1:2] not in (["migrate"], ["test"]):
             yield from health(connection)
     except DatabaseFailure as error:
         # The message of the driver's error may quote what it connected with.

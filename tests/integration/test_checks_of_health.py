@@ -93,6 +93,12 @@ def test_no_sweep_is_known_of(db):
     assert "W050" in faults(), "of another database"
 
 
+@pytest.mark.parametrize("command", ["test", "migrate"])
+def test_nobody_sweeps_where_tests_or_migrations_are_to_run(db, monkeypatch, command):
+    monkeypatch.setattr(sys, "argv", ["manage.py", command])
+    assert check_databases(databases=["default"]) == []
+
+
 @pytest.mark.parametrize(("minutes", "said"), [(13, set()), (20, {"W050"})])
 def test_the_last_sweep_was_long_ago(db, minutes, said):
     count(Counted.SWEEP, route="default", ago=timedelta(minutes=minutes))
