@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.core.serializers.json import DjangoJSONEncoder
@@ -65,7 +66,10 @@ def _moment(text: str) -> datetime:
         moment = None
     if moment is None:
         raise ArgumentTypeError(f"{text!r} is neither a span such as 12h nor a date or time")
-    return timezone.make_aware(moment) if timezone.is_aware(timezone.now()) and timezone.is_naive(moment) else moment
+    if settings.USE_TZ and timezone.is_naive(moment):
+        return timezone.make_aware(moment)
+    # As rows have it: an offset that was written down means the same moment.
+    return timezone.make_naive(moment) if not settings.USE_TZ and timezone.is_aware(moment) else moment
 
 
 def run(command: BaseCommand, options: Mapping[str, Any]) -> None:

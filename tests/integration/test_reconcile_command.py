@@ -16,6 +16,7 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_idempotency.management import reconcile as reconcile_command
 from django_idempotency.management.databases import FOR_A_PERSON
 from django_idempotency.support import reconciling
 from django_idempotency.support.reconciling import Reconciliation
@@ -117,6 +118,15 @@ def test_from_when_on(account):
     ago(ChargeFactory.create(account=account, reference="order-1"), minutes=110)
     for since, found in (("2h", 1), ("100m", 0), ("1d", 1), ((timezone.now() - 2 * HOUR).isoformat(), 1)):
         assert as_json("--since", since)[0]["payments.Charge"]["duplicates"] == found, since
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_a_time_with_an_offset_is_that_moment_with_and_without_time_zones(settings, use_tz):
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Kolkata"
+    moment = reconcile_command._moment("2026-11-30T08:00+01:00")
+    assert f"{moment:%d %H:%M}" == ("30 08:00" if use_tz else "30 12:30")
+    assert timezone.is_aware(moment) is use_tz
+    assert timezone.is_aware(reconcile_command._moment("2026-11-30")) is use_tz
 
 
 @pytest.mark.parametrize("since", ["yesterday", "5", "2026-13-01", "-1d"])
