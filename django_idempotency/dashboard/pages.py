@@ -15,7 +15,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from ..conf import current
-from ..core.signatures import Kind
+from ..core.signatures import ADVICE, SEEN, Kind
 from ..models import IdempotencyKey
 from . import data, figures, words
 from .ranges import RANGES, USUAL, Range
@@ -105,7 +105,10 @@ class _Page:
 
     def signs(self) -> dict[str, Any]:
         return {
-            "signs": [(_SIGNS[each.kind], each) for each in data.signs(self.alias, of_records=self.of_records)],
+            "signs": [
+                (_SIGNS[each.kind], each, _(SEEN[each.kind]) % each.numbers, _(ADVICE[each.kind]))
+                for each in data.signs(self.alias, of_records=self.of_records)
+            ],
             "of_records": self.of_records,
             "look": self._address("dashboard", {"signs": "records"}),
         }

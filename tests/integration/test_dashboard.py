@@ -129,7 +129,7 @@ class TestSigns:
         count(Counted.NEW, 100)
         count(Counted.MISMATCH, 60)
         page = viewer.get(PAGE)
-        ((title, sign),) = page.context["signs"]
+        ((title, sign, *_),) = page.context["signs"]
         assert (str(title), sign.route, sign.cases, sign.of) == ("One key for different requests", PAY, 60, 160)
         assert sign.advice in text(page)
 
@@ -145,7 +145,7 @@ class TestSigns:
             )  # fmt: skip
         page = viewer.get(PAGE)
         assert page.context["signs"] == []
-        ((title, sign),) = viewer.get(page.context["look"]).context["signs"]
+        ((title, sign, *_),) = viewer.get(page.context["look"]).context["signs"]
         assert (str(title), sign.cases, sign.of) == ("A new key for each attempt", 5, 6)
 
 
@@ -418,6 +418,18 @@ def test_it_speaks_the_language_of_the_reader(viewer):
         said = text(viewer.get(PAGE))
     assert "Anfragen der letzten 24 Stunden" in said
     assert "Durch Wiederholung beantwortet: 0,0 %" in said
+
+
+def test_signs_and_numbers_are_said_in_the_language_of_the_reader(viewer, settings):
+    settings.LANGUAGE_CODE = "de"
+    count(Counted.LATE, 1)
+    count(Counted.NEW, 1)
+    said = text(viewer.get(PAGE))
+    assert "Nach dem Ende der Aufbewahrung oder in deren letztem Viertel kamen 1 von 2 Anfragen eines Tages. " in said
+    assert "oder weisen Sie verspätete ab (refuse_late)." in said
+    assert " Eine Anfrage mit Schlüssel. " in said
+    count(Counted.REPLAYED, 1)
+    assert " 2 Anfragen mit Schlüssel. " in text(viewer.get(PAGE))
 
 
 @pytest.mark.parametrize("both", [False, True])
