@@ -162,6 +162,15 @@ def test_a_column_that_is_empty_makes_a_row_like_no_other(account):
     assert reconciling.find("default", of, since=timezone.now() - HOUR, limit=5).count == 0
 
 
+def test_a_condition_on_related_rows_makes_no_row_repeat_itself(account):
+    """A charge has many entries in the ledger, and is one charge all the same."""
+    ChargeFactory.create(account=account, reference="order-1")
+    of = Reconciliation(Charge, ["account", "reference"], HOUR, where=Q(transfers__entries__isnull=False))
+    assert reconciling.find("default", of, since=timezone.now() - HOUR, limit=5).count == 0
+    ChargeFactory.create(account=account, reference="order-1")
+    assert reconciling.find("default", of, since=timezone.now() - HOUR, limit=5).count == 1
+
+
 def test_nothing_is_declared(monkeypatch):
     monkeypatch.setattr(reconciling, "declared", list)
     out, failure = reconcile()
