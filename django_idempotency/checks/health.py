@@ -48,7 +48,10 @@ def _sweeper(alias: str) -> Iterator[CheckMessage]:
         )
     # Only its operations need one: what else is left behind, the next request under the key takes over.
     elif current().COUNTS and any(declared()):
-        ago = signatures.last_sweep(alias)
+        try:
+            ago = signatures.last_sweep(alias)
+        except signatures.CountsElsewhere:
+            return
         if ago is None or ago > _NO_SWEEP:
             since = "No sweep is known of" if ago is None else f"The last sweep was {_span(ago)} ago"
             yield found("W050", f"{since} on {alias!r}, and this project has operations.", how)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime, timedelta, timezone
 
-from django.db import connections
+from django.db import Error as DatabaseFailure, connections
 from django.db.models import DurationField, ExpressionWrapper, Max, QuerySet, Sum
 from django.db.models.functions import Now
 
@@ -16,9 +16,13 @@ from ..models import OutcomeCount
 from ..storage.twins import twins
 from .readings import as_stored
 
-__all__ = ["Signature", "last_sweep", "signatures", "sums"]
+__all__ = ["CountsElsewhere", "Signature", "last_sweep", "signatures", "sums"]
 
 _DAY = timedelta(days=1)
+
+
+class CountsElsewhere(Exception):
+    """They are on another database, which does not answer. That is to be told of that one, and of no other."""
 
 
 def signatures(alias: str) -> list[Signature]:
@@ -42,12 +46,20 @@ def sums(*, since: timedelta) -> dict[str, dict[str, int]]:
 
 
 def last_sweep(alias: str) -> timedelta | None:
-    """How long ago a sweep of ``alias`` began, to the minute. None where none is known of, or nothing is counted."""
+    """How long ago a sweep of ``alias`` began, to the minute. None where none is known of, or nothing is counted.
+
+    :raises CountsElsewhere: nobody can know. :raises django.db.Error: the database does not answer.
+    """
     if not current().COUNTS:
         return None
     swept = _counts().filter(outcome=Counted.SWEEP.value, route=alias)
     since = ExpressionWrapper(Now() - Max("minute"), output_field=DurationField())
-    ago: timedelta | None = swept.aggregate(ago=since)["ago"]
+    try:
+        ago: timedelta | None = swept.aggregate(ago=since)["ago"]
+    except DatabaseFailure as error:
+        if alias == current().DATABASES[0]:
+            raise
+        raise CountsElsewhere from error
     return None if ago is None else max(ago, timedelta(0))
 
 

@@ -279,6 +279,18 @@ def test_a_database_that_does_not_answer(lab, settings, monkeypatch):
     assert f"{gone}:\n  E030" in status()[0]
 
 
+def test_where_the_database_of_the_counts_does_not_answer_the_others_are_sound(lab, settings):
+    """It is asked for the last sweep of each of them."""
+    here, gone = lab.session(), lab.session(HOST="127.0.0.1", PORT="1")
+    settings.IDEMPOTENCY = {"DATABASES": (gone, here)}
+    document, failure = as_json()
+    assert failure.returncode == 1
+    silent, sound = document["databases"]
+    assert (sound["database"], sound["error"], sound["faults"]) == (here, None, [])
+    assert sound["gauges"]["in_flight"] == 0
+    assert [each["id"] for each in silent["faults"]] == ["django_idempotency.E030"]
+
+
 def test_a_check_that_is_silenced_is_silenced_here_too(db, settings):
     settings.SILENCED_SYSTEM_CHECKS = ["django_idempotency.W050"]
     assert as_json()[0]["databases"][0]["faults"] == []
