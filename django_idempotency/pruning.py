@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from enum import Enum
+from functools import partial
 
 from django.db import Error as DatabaseFailure
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -31,6 +32,10 @@ Progress = Callable[[str, int, int], None]
 
 # Between two attempts at a leaf that somebody holds.
 _PAUSE = 0.2
+
+# A record is sealed before its expiry, so a transaction that has one in a leaf that is due, and is still open, has been
+# open for longer than this.
+_OPEN_FOR = MARGIN.total_seconds()
 
 # Somebody holds the leaf, or has done with it what we were about to do: locks, time-outs, deadlocks, a pending detach,
 # a table that is gone or no partition any more, a row of the catalog that was changed at the same moment.
@@ -169,6 +174,9 @@ class _Removal:
             if leaf.attachment is Attachment.ATTACHED:
                 return self._ended(Fate.KEPT, "records in it have not expired")
             return self._ended(Fate.LEFT, "it is detached, and records in it have not expired: they answer nobody")
+        if self._to_bury(leaf) and (oldest := self._oldest()) is not None and oldest[1] >= _OPEN_FOR:
+            # What it has sealed is seen by nobody yet. It would be dropped with the leaf, and not be buried.
+            return self._pause(partial(_has_used, *oldest))
         self._step(leaf)
         return None
 
@@ -225,19 +233,27 @@ class _Removal:
         """:raises DatabaseFailure: it does not pass by waiting."""
         if sqlstate(error) not in _PASSING:
             raise error
+        return self._pause(lambda: self._obstacle(error))
+
+    def _obstacle(self, error: DatabaseFailure) -> str:
+        oldest = self._oldest()
+        return _said(error) if oldest is None else _has_used(*oldest)
+
+    def _pause(self, obstacle: Callable[[], str]) -> Pruned | None:
         if time.monotonic() >= self._deadline:
-            return self._ended(Fate.WAITING, self._obstacle(error))
+            return self._ended(Fate.WAITING, obstacle())
         time.sleep(_PAUSE)
         return None
 
-    def _obstacle(self, error: DatabaseFailure) -> str:
-        oldest = steps.oldest_transaction(self._connection, self._tree, self._leaf.name)
-        if oldest is None:
-            return _said(error)
-        return f"the transaction of backend {oldest[0]}, open for {oldest[1]:.0f} s, has used the table"
+    def _oldest(self) -> tuple[int, float] | None:
+        return steps.oldest_transaction(self._connection, self._tree, self._leaf.name)
 
     def _ended(self, fate: Fate, reason: str) -> Pruned:
         return replace(_told(self._leaf, fate, reason), buried=self._buried)
+
+
+def _has_used(backend: int, seconds: float) -> str:
+    return f"the transaction of backend {backend}, open for {seconds:.0f} s, has used the table"
 
 
 def _said(error: DatabaseFailure) -> str:

@@ -115,9 +115,11 @@ def _keep_readings(alias: str) -> None:
     try:
         readings.note_oldest(alias)
         readings.coarsen(alias)
-    except DatabaseFailure:
+    except DatabaseFailure as error:
         # What is stale matters more than a picture of it.
-        logger.exception("The age of the oldest claim on %r could not be noted.", alias)
+        logger.warning(
+            "The age of the oldest claim on %r could not be noted: %s", alias, type(error.__cause__ or error).__name__
+        )
 
 
 def resolve(store: Store, record: Record, token: UUID) -> Swept:

@@ -45,14 +45,14 @@ class CardScenes:
         yield "Receipts, which no transaction can hold", self.receipts
 
     def paid(self) -> None:
-        payment = self._payment(self.alice, 80_00)
+        payment = self.payment(self.alice, 80_00)
         first = self.stage.post(self.stage.api, self.alice, payment)
         self.claim("the account has the money", first.status == 201, first)
         self.stage.claim_replay(first, self.stage.post(self.stage.api, self.alice, payment))
         self._claim_paid_once(self.alice, payment)
 
     def declined(self) -> None:
-        payment = self._payment(self.bob, 80_00, card="declined")
+        payment = self.payment(self.bob, 80_00, card="declined")
         first = self.stage.post(self.stage.api, self.bob, payment)
         self.claim("402, which is an answer", first.status == 402, first)
         self.stage.claim_replay(first, self.stage.post(self.stage.api, self.bob, payment))
@@ -60,7 +60,7 @@ class CardScenes:
         self._claim_processor(payment, charges=0)
 
     def worker_killed(self) -> None:
-        payment = self._payment(self.alice, 25_00)
+        payment = self.payment(self.alice, 25_00)
         with self.stage.deadly_api("after_call/authorise") as (api, marker):
             lost = self.stage.post(api, self.alice, payment)
             self.claim("the worker died and the client heard nothing", lost.lost and marker.exists(), lost)
@@ -71,7 +71,7 @@ class CardScenes:
         self.left.append((self.alice, payment))
 
     def timed_out(self) -> None:
-        payment = self._payment(self.bob, 35_00)
+        payment = self.payment(self.bob, 35_00)
         with self.stage.brief_api() as api:
             self.processor.plan(Fault.SLOW)
             held = self.stage.post(api, self.bob, payment)
@@ -118,7 +118,7 @@ class CardScenes:
         open_ = CardPayment.objects.filter(account__in=accounts, status=CardPayment.Status.RESERVED).count()
         self.claim("no payment by card is under way", open_ == 0, open_)
 
-    def _payment(self, customer: Customer, amount: int, *, card: str = "good") -> Request:
+    def payment(self, customer: Customer, amount: int, *, card: str = "good") -> Request:
         body = {
             "account": str(customer.account.pk),
             "amount": amount,

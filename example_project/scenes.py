@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +23,7 @@ from .payments import ledger
 from .payments.factories import AccountFactory, AuthorisedChargeFactory, TokenFactory
 from .payments.models import Charge, Transfer
 from .payments.webhooks import signed_headers
-from .processor import ProcessorServer
+from .processor import Fault as ProcessorFault, ProcessorServer
 from .serving import ApiServer
 from .story import Story
 
@@ -211,15 +214,31 @@ class Stage:
         """How to go on by hand."""
         password = secrets.token_urlsafe(9)
         admin = User.objects.create_superuser(f"admin-{secrets.token_hex(2)}", password=password)
-        charge = self.alice.charge(1_00)
+        charge, silent = self.alice.charge(1_00), self.cards.payment(self.alice, 42_00)
+        fault = json.dumps({"next": [ProcessorFault.NO_ANSWER_AFTER_EFFECT.value]})
+        environment = ("DATABASE_URL", "PROCESSOR_URL", "PROCESSOR_TIMEOUT")
         return (
             f"API    {self.api.url}/api/",
             f"Admin  {self.api.url}/admin/   user {admin.username}   password {password}",
             f"Token  {self.alice.token}",
             "A charge; send it twice and look at the headers:",
-            f"  curl -i {self.api.url}{charge.path} -H 'Authorization: Token {self.alice.token}' \\",
-            f"    -H 'Content-Type: application/json' -H 'Idempotency-Key: {charge.key}' \\",
-            f"    -d '{json.dumps(charge.body)}'",
+            *self._curl(charge),
+            "A payment by card of which the processor's answer is lost, so that its key is held:",
+            f"  curl {os.environ['PROCESSOR_URL']}/faults -d '{fault}'",
+            *self._curl(silent),
+            "In another terminal, what an operator has; a sweep takes it up half a minute later:",
+            f"  export {' '.join(f'{name}={shlex.quote(os.environ[name])}' for name in environment)}",
+            *(
+                f"  {sys.executable} -m example_project.manage idempotency {each}"
+                for each in ("status", f"show {silent.key}", "sweep")
+            ),
+        )
+
+    def _curl(self, request: Request) -> Sequence[str]:
+        return (
+            f"  curl -i {self.api.url}{request.path} -H 'Authorization: Token {self.alice.token}' \\",
+            f"    -H 'Content-Type: application/json' -H 'Idempotency-Key: {request.key}' \\",
+            f"    -d '{json.dumps(request.body)}'",
         )
 
     def post(self, to: ApiServer | FaultProxy, customer: Customer, request: Request) -> Answer:

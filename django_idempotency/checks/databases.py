@@ -43,7 +43,8 @@ def database(alias: str, terms: Terms) -> Iterator[CheckMessage]:
         faults = list(_table(connection, terms)) if connection.vendor == "postgresql" else []
         yield from faults
         can_be_read = not any(str(fault.id).endswith(("E032", "E035")) for fault in faults)
-        if can_be_read and not migrating:
+        # How the store stands matters where it serves: where tests are to run, nobody sweeps.
+        if can_be_read and sys.argv[1:2] not in (["migrate"], ["test"]):
             yield from health(connection)
     except DatabaseFailure as error:
         # The message of the driver's error may quote what it connected with.
@@ -106,8 +107,8 @@ def _table(connection: BaseDatabaseWrapper, terms: Terms) -> Iterator[CheckMessa
             "E035",
             f"The role of {alias!r} needs {', '.join(layout.denied)}.",
             "As the owner of the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_key, "
-            "idempotency_key_in_flight, idempotency_key_sealed, idempotency_outcome_count TO that role; with "
-            "TOMBSTONES, SELECT ON idempotency_tombstone as well.",
+            "idempotency_key_in_flight, idempotency_key_sealed, idempotency_outcome_count, "
+            "idempotency_oldest_in_flight TO that role; with TOMBSTONES, SELECT ON idempotency_tombstone as well.",
         )
     yield from _cover(alias, inspection.cover(connection), layout.may_create, terms)
 

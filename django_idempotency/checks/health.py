@@ -9,6 +9,7 @@ from django.core.checks import CheckMessage
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import current
+from ..core.wording import number_of
 from ..numbers import attention, signatures
 from ..sweeping import declared, discover
 from .ids import found
@@ -41,12 +42,16 @@ def _sweeper(alias: str) -> Iterator[CheckMessage]:
     if waiting.number:
         yield found(
             "W050",
-            f"{waiting.number} claims on {alias!r} wait for a sweeper, the first of them for {_span(waiting.longest)}.",
+            f"Waiting for a sweeper on {alias!r}: {number_of(waiting.number, 'claim')}, the longest for "
+            f"{_span(waiting.longest)}.",
             f"{how} If one runs, its log says why it does not get through.",
         )
     # Only its operations need one: what else is left behind, the next request under the key takes over.
     elif current().COUNTS and any(declared()):
-        ago = signatures.last_sweep(alias)
+        try:
+            ago = signatures.last_sweep(alias)
+        except signatures.CountsElsewhere:
+            return
         if ago is None or ago > _NO_SWEEP:
             since = "No sweep is known of" if ago is None else f"The last sweep was {_span(ago)} ago"
             yield found("W050", f"{since} on {alias!r}, and this project has operations.", how)
@@ -59,8 +64,9 @@ def _downstream(alias: str) -> Iterator[CheckMessage]:
         left = f"in {_span(first.left)}" if first.left > timedelta(0) else f"{_span(-first.left)} ago"
         yield found(
             "W051",
-            f"{len(unanswered)} calls of operations on {alias!r} have had no answer for three quarters of the time for "
-            f"which the other side remembers them. The first one is forgotten there {left}: {first.id}.",
+            f"Without an answer on {alias!r}, for three quarters of the time for which the other side remembers it: "
+            f"{number_of(len(unanswered), 'call of an operation', 'calls of operations')}. The first one is forgotten "
+            f"there {left}: {first.id}.",
             f"manage.py idempotency show {first.id} has what to ask the other side by. Then decide in the admin.",
         )
 

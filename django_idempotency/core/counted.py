@@ -36,7 +36,8 @@ class Counted(str, Enum):
     """Its caller or its body cannot be told from others, so that its key was not looked at."""
 
     LATE = "late"
-    """No record stands under its key, and one that did may be gone. It was refused, or ran, as its policy says."""
+    """No record stands under its key, and one that did may be gone, or is buried. It was refused, or ran, as its policy
+    says, or the setting TOMBSTONES."""
 
     NEARLY_LATE = "nearly_late"
     """It came in the last quarter of the time for which its record is kept. Counted beside what became of it."""
@@ -83,6 +84,7 @@ _REFUSALS: dict[type[BaseException], Counted] = {
     errors.MalformedKey: Counted.MALFORMED_KEY,
     errors.MalformedFirstSent: Counted.MALFORMED_KEY,
     errors.TooLate: Counted.LATE,
+    errors.KeyExpired: Counted.LATE,
     errors.AnonymousScope: Counted.REFUSED,
     errors.MalformedBody: Counted.REFUSED,
     errors.BodyTooLarge: Counted.REFUSED,

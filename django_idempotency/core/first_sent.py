@@ -21,7 +21,7 @@ _IMF = re.compile(
 _RFC3339 = re.compile(
     r"(?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})[Tt ]"
     r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})(?P<fraction>\.[0-9]+)?"
-    r"(?:[Zz]|(?P<sign>[+-])(?P<off_hours>[0-9]{2}):(?P<off_minutes>[0-5][0-9]))"
+    r"(?:[Zz]|(?P<sign>[+-])(?P<off_hours>[01][0-9]|2[0-3]):(?P<off_minutes>[0-5][0-9]))"
 )
 
 

@@ -44,21 +44,40 @@ _MISMATCHES, _MISMATCH_SHARE = 20, 0.10
 # retries that is longer than the records live.
 _LATE, _NEARLY_LATE = 1, 5
 
+
+def gettext_noop(text: str) -> str:
+    """Marks what the dashboard says in the language of its reader. By its name makemessages finds it."""
+    return text
+
+
+SEEN: dict[Kind, str] = {
+    Kind.MINTED: gettext_noop(
+        "%(cases)d of the last %(of)d records repeat, within %(seconds)d s, another one's request under a new key"
+    ),
+    Kind.NEVER_REPLAYED: gettext_noop(
+        "%(cases)d of %(of)d requests in a day were told to come back, and none was answered with what is recorded"
+    ),
+    Kind.REUSED: gettext_noop("%(cases)d of %(of)d requests in a day had the key of another one"),
+    Kind.LATE: gettext_noop(
+        "%(cases)d of %(of)d requests in a day came after the end of the retention, or in the last quarter of it"
+    ),
+}
+
 ADVICE: dict[Kind, str] = {
-    Kind.MINTED: (
+    Kind.MINTED: gettext_noop(
         "A client makes a new key for each attempt, so each of them runs. The key belongs to the intent: to be made "
         "once, stored with it, and sent with every attempt. What was done twice: manage.py idempotency reconcile."
     ),
-    Kind.NEVER_REPLAYED: (
+    Kind.NEVER_REPLAYED: gettext_noop(
         "Clients do not retry, or not under the same key, and never hear what became of a request whose answer they "
         "missed. They have to send it again, with its key, after the seconds of Retry-After."
     ),
-    Kind.REUSED: (
+    Kind.REUSED: gettext_noop(
         "A client sends different requests under one key, such as one for a whole session, and is refused. Each intent "
         "needs a key of its own. If the difference is no other intent, such as a time stamp, exclude that field from "
         "the fingerprint."
     ),
-    Kind.LATE: (
+    Kind.LATE: gettext_noop(
         "Retries come when their records are gone, and can run a second time. Raise the retention of the route above "
         "the longest time for which its clients retry, or refuse late ones (refuse_late)."
     ),
@@ -76,16 +95,13 @@ class Signature:
     """Out of how many requests with a key in a day; MINTED: of the latest records."""
 
     @property
+    def numbers(self) -> Mapping[str, int]:
+        """What SEEN has places for."""
+        return {"cases": self.cases, "of": self.of, "seconds": int(TWIN_SECONDS)}
+
+    @property
     def seen(self) -> str:
-        return {
-            Kind.MINTED: f"{self.cases} of the last {self.of} records repeat, within {TWIN_SECONDS:g} s, another one's "
-            "request under a new key",
-            Kind.NEVER_REPLAYED: f"{self.cases} of {self.of} requests in a day were told to come back, and none was "
-            "answered with what is recorded",
-            Kind.REUSED: f"{self.cases} of {self.of} requests in a day had the key of another one",
-            Kind.LATE: f"{self.cases} of {self.of} requests in a day came after the end of the retention, or in the "
-            "last quarter of it",
-        }[self.kind]
+        return SEEN[self.kind] % self.numbers
 
     @property
     def advice(self) -> str:

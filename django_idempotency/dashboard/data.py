@@ -76,8 +76,10 @@ def in_flight(alias: str) -> list[InFlight]:
 def history(alias: str, shown: Range, now: datetime) -> list[Series]:
     """What became of requests within a range that ends now, by the clock of this process, as the counts are.
 
-    Those are of all databases together, and in the first of them.
+    Those are of all databases together, and in the first of them. Nothing is known without the setting COUNTS.
     """
+    if not current().COUNTS:
+        return []
     first = shown.first(now.timestamp())
     since = as_stored(datetime.fromtimestamp(first * shown.step, timezone.utc), alias)
     piece = _Piece(F("minute"), step=shown.step) - first

@@ -40,6 +40,8 @@ class Route:
     """Everything about one route."""
 
     name: str
+    number: int
+    """Of its requests; below, in words."""
     requests: str
     figures: Sequence[Figure]
     rows: str
@@ -60,6 +62,7 @@ def route(number: int, series: Series, begins: Sequence[str], present: InFlight 
     conflicts, mismatches = words.whole(sum(series.conflicts)), words.whole(sum(series.mismatches))
     return Route(
         series.route,
+        sum(series.requests),
         words.whole(sum(series.requests)),
         [
             figure("replays", _("Answered by a replay"), words.percent(series.rate), series.rates, words.percent),

@@ -15,7 +15,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from ..conf import current
-from ..core.signatures import Kind
+from ..core.signatures import ADVICE, SEEN, Kind
 from ..models import IdempotencyKey
 from . import data, figures, words
 from .ranges import RANGES, USUAL, Range
@@ -61,7 +61,7 @@ class DashboardPages(_ModelAdmin):
     def dashboard(self, request: HttpRequest) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        page = _Page(request, self.get_queryset(request).db)
+        page = _Page(request, self.get_queryset(request).db, self.admin_site.name)
         context = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
@@ -71,14 +71,16 @@ class DashboardPages(_ModelAdmin):
             **page.routes(),
             **page.storage(),
         }
+        request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_idempotency/idempotencykey/dashboard.html", context)
 
 
 class _Page:
     """One rendering: what was asked for, and what every part of the page needs."""
 
-    def __init__(self, request: HttpRequest, alias: str) -> None:
+    def __init__(self, request: HttpRequest, alias: str, site: str) -> None:
         self.alias = alias
+        self.site = site
         self.now = datetime.now(timezone.utc)
         self.range: Range = RANGES.get(request.GET.get("range", ""), USUAL)
         self.route = request.GET.get("route", "")
@@ -103,7 +105,10 @@ class _Page:
 
     def signs(self) -> dict[str, Any]:
         return {
-            "signs": [(_SIGNS[each.kind], each) for each in data.signs(self.alias, of_records=self.of_records)],
+            "signs": [
+                (_SIGNS[each.kind], each, _(SEEN[each.kind]) % each.numbers, _(ADVICE[each.kind]))
+                for each in data.signs(self.alias, of_records=self.of_records)
+            ],
             "of_records": self.of_records,
             "look": self._address("dashboard", {"signs": "records"}),
         }
@@ -155,5 +160,5 @@ class _Page:
     def _address(self, page: str, query: dict[str, str]) -> str:
         if self.alias != current().DATABASES[0]:
             query = {**query, "db": self.alias}
-        url = reverse(f"admin:{_PREFIX}_{page}")
+        url = reverse(f"admin:{_PREFIX}_{page}", current_app=self.site)
         return f"{url}?{urlencode(query)}" if query else url

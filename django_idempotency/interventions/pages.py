@@ -51,7 +51,7 @@ class InterventionPages(_ModelAdmin):
     ) -> HttpResponse:
         key = self.get_object(request, unquote(object_id))
         offered = [
-            {"title": each.title, "url": _address(key, each.slug)}
+            {"title": each.title, "url": self._address(key, each.slug)}
             for each in INTERVENTIONS.values()
             if key is not None and _is_stuck(key) and each.permitted(request, key)
         ]
@@ -63,7 +63,7 @@ class InterventionPages(_ModelAdmin):
             raise PermissionDenied
         if key is None:
             self.message_user(request, why_refused(Refusal.GONE), messages.ERROR)
-            return HttpResponseRedirect(reverse(f"admin:{_PREFIX}_changelist"))
+            return HttpResponseRedirect(reverse(f"admin:{_PREFIX}_changelist", current_app=self.admin_site.name))
         shown = {"owner_token": key.owner_token, "lease_expires_at": f"{key.lease_expires_at}"}
         form = intervention.form(request.POST or None, initial=shown)
         if request.method == "POST" and form.is_valid():
@@ -73,7 +73,7 @@ class InterventionPages(_ModelAdmin):
         else:
             refusal = Refusal.SEALED if key.lease_expires_at is None else Refusal.ALIVE
             self.message_user(request, why_refused(refusal), messages.ERROR)
-        return HttpResponseRedirect(_address(key, "change"))
+        return HttpResponseRedirect(self._address(key, "change"))
 
     def _carry_out(self, request: HttpRequest, key: Any, intervention: Intervention, form: DecisionForm) -> None:
         done = f"{intervention.in_history(form.cleaned_data)} {form.cleaned_data['reason']}"
@@ -101,11 +101,17 @@ class InterventionPages(_ModelAdmin):
             "title": intervention.title,
             "intervention": intervention,
             "form": form,
-            "key_url": _address(key, "change"),
+            "key_url": self._address(key, "change"),
             "something_may_have_happened": not nothing_happened(key),
             "facts": _facts(key),
         }
+        request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_idempotency/idempotencykey/intervene.html", context)
+
+    def _address(self, key: IdempotencyKey, page: str) -> str:
+        url = reverse(f"admin:{_PREFIX}_{page}", args=[key.pk], current_app=self.admin_site.name)
+        alias = key._state.db  # noqa: SLF001 - documented
+        return url if alias == current().DATABASES[0] else f"{url}?{urlencode({'db': alias})}"
 
 
 def _facts(key: IdempotencyKey) -> list[tuple[str, Any]]:
@@ -124,9 +130,3 @@ def _facts(key: IdempotencyKey) -> list[tuple[str, Any]]:
 def _is_stuck(key: Any) -> bool:
     """By the clock of the database."""
     return key.lease_left is not None and key.lease_left <= timedelta(0)
-
-
-def _address(key: IdempotencyKey, page: str) -> str:
-    url = reverse(f"admin:{_PREFIX}_{page}", args=[key.pk])
-    alias = key._state.db  # noqa: SLF001 - documented
-    return url if alias == current().DATABASES[0] else f"{url}?{urlencode({'db': alias})}"

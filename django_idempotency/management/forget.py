@@ -15,6 +15,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
+from ..core.wording import number_of
 from ..storage.transactions import drop_if_broken
 from ..support import forgetting
 from . import databases
@@ -63,10 +64,13 @@ def run(command: BaseCommand, options: Mapping[str, Any]) -> None:
 def _forget(alias: str, scope: str, progress: Progress, *, dry_run: bool) -> Report:
     report = Report(alias)
     try:
+        # One that ends meanwhile may be missed by both: it lies in a part that was gone through, or in none.
+        in_flight = forgetting.still_in_flight(alias, scope)
         for section in forgetting.forget(alias, scope, dry_run=dry_run):
             report.forgotten += section.records
             progress.tell(f"{alias}: {report.forgotten} in {section.number} of {section.of} parts")
-        report.in_flight = [str(each) for each in forgetting.still_in_flight(alias, scope)]
+        in_flight += forgetting.still_in_flight(alias, scope)
+        report.in_flight = [str(each) for each in dict.fromkeys(in_flight)]
     except databases.FAILURES as error:
         report.error = databases.explain(error, _REASONS)
         drop_if_broken(connections[alias])
@@ -76,9 +80,9 @@ def _forget(alias: str, scope: str, progress: Progress, *, dry_run: bool) -> Rep
 def _lines(report: Report, dry_run: bool) -> Iterator[str]:
     of = "would be" if dry_run else "are"
     stopped = " before it failed" if report.error else ""
-    yield f"{report.database}: the answers of {report.forgotten} records {of} forgotten{stopped}"
+    yield f"{report.database}: the answers of {number_of(report.forgotten, 'record')} {of} forgotten{stopped}"
     if report.in_flight:
         yield (
-            f"{report.database}: {len(report.in_flight)} in flight, which keep their answers when they end; "
+            f"{report.database}: {len(report.in_flight)} in flight, of which the answers are kept when they end; "
             f"run this again then: {', '.join(report.in_flight)}"
         )

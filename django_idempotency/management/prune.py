@@ -18,6 +18,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
+from ..core.wording import number_of
 from ..pruning import AnotherPruner, Fate, Pruned, prune
 from ..storage.transactions import drop_if_broken
 from . import databases
@@ -109,11 +110,11 @@ def _line(alias: str, pruned: Pruned) -> str | None:
     facts = [f"{alias}: {pruned.name}", f" to {_day(pruned.interval.upper)}" if pruned.interval else ""]
     facts.append(f": {_WORDS[pruned.fate]}")
     if pruned.rows:
-        facts.append(f", {'about ' if pruned.size else ''}{pruned.rows:,} records")
+        facts.append(f", {'about ' if pruned.size else ''}{number_of(pruned.rows, 'record')}")
     if pruned.size:
         facts.append(f", {_size(pruned.size)}")
     if pruned.buried:
-        facts.append(f", {pruned.buried:,} tombstones made")
+        facts.append(f", {number_of(pruned.buried, 'tombstone')} made")
     if pruned.reason:
         facts.append(f": {pruned.reason}")
     return "".join(facts)

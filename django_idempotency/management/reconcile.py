@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.core.serializers.json import DjangoJSONEncoder
@@ -21,6 +22,7 @@ from django.db import connections, router
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
+from ..core.wording import number_of
 from ..storage.transactions import drop_if_broken
 from ..support import reconciling
 from ..support.reconciling import Duplicate, Duplicates, Reconciliation
@@ -64,7 +66,10 @@ def _moment(text: str) -> datetime:
         moment = None
     if moment is None:
         raise ArgumentTypeError(f"{text!r} is neither a span such as 12h nor a date or time")
-    return timezone.make_aware(moment) if timezone.is_aware(timezone.now()) and timezone.is_naive(moment) else moment
+    if settings.USE_TZ and timezone.is_naive(moment):
+        return timezone.make_aware(moment)
+    # As rows have it: an offset that was written down means the same moment.
+    return timezone.make_naive(moment) if not settings.USE_TZ and timezone.is_aware(moment) else moment
 
 
 def run(command: BaseCommand, options: Mapping[str, Any]) -> None:
@@ -127,7 +132,7 @@ def _facts(each: Duplicate) -> dict[str, Any]:
 def _lines(compared: Compared, since: datetime) -> Iterator[str]:
     for of, duplicates in compared.found:
         yield (
-            f"{compared.database}: {of.label} within {_seconds(of.window)}: {duplicates.count or 'no'} duplicates "
+            f"{compared.database}: {of.label} within {_seconds(of.window)}: {_how_many(duplicates.count)} "
             f"since {since:%Y-%m-%d %H:%M}"
         )
         for each in duplicates.first:
@@ -137,6 +142,10 @@ def _lines(compared: Compared, since: datetime) -> Iterator[str]:
             yield f"  and {more} more"
     if compared.error:
         yield f"{compared.database}: failed"
+
+
+def _how_many(duplicates: int) -> str:
+    return number_of(duplicates, "duplicate") if duplicates else "no duplicates"
 
 
 def _seconds(span: timedelta) -> str:

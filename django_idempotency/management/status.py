@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -77,7 +78,8 @@ def _report(alias: str) -> Report:
             if str(fault.id).rpartition(".")[2] in HEALTH and not fault.is_silenced()
         ]
         report.gauges = gauges(connections[alias], stale_after=current().STALE_AFTER.total_seconds())
-        report.last_sweep = signatures.last_sweep(alias)
+        with suppress(signatures.CountsElsewhere):
+            report.last_sweep = signatures.last_sweep(alias)
         report.signatures = signatures.signatures(alias)
     except databases.FAILURES as error:
         report.error = databases.explain(error)

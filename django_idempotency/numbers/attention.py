@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from ..core.states import State
 from ..models import IdempotencyKey
 from ..storage import store_for
 from ..storage.ages import with_ages
-from ..storage.base import first_never
+from ..storage.base import first_never, readable
 
 _MOST = 1000
 """How many are looked at, those first that lapsed first. Where there are more, these say enough."""
@@ -57,8 +58,9 @@ class Unanswered:
 def nearly_forgotten(alias: str) -> list[Unanswered]:
     """Calls without an answer that are not sent again any more, those that are forgotten first first."""
     now = store_for(alias).now()
-    found = (_unanswered(claim, now) for claim in _lapsed(alias, for_a_person=True))
-    return sorted((each for each in found if each is not None), key=lambda each: each.left)
+    claims = ((claim.pk, partial(_unanswered, claim, now)) for claim in _lapsed(alias, for_a_person=True))
+    found = (each for each in readable(alias, claims) if each is not None)
+    return sorted(found, key=lambda each: each.left)
 
 
 def _unanswered(claim: Any, now: float) -> Unanswered | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from django.conf import settings
@@ -109,7 +109,10 @@ class Store(Protocol):
         ...
 
 
-def readable(alias: str, records: Iterable[tuple[UUID, Callable[[], Record]]]) -> list[Record]:
+_Read = TypeVar("_Read")
+
+
+def readable(alias: str, records: Iterable[tuple[UUID, Callable[[], _Read]]]) -> list[_Read]:
     """Those that can be read; of the others the log tells."""
     read = []
     for number, record in records:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils import timezone
 
 from ..core.states import State
 from ..models import IdempotencyKey
 from . import inspection
+from .base import as_kept
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _partitioned(connection: BaseDatabaseWrapper, stale_after: float) -> Gauges:
 
 
 def _plain(connection: BaseDatabaseWrapper, stale_after: float) -> Gauges:
-    now = timezone.now()
+    now = as_kept(datetime.now(timezone.utc))
     claims = IdempotencyKey.objects.using(connection.alias).filter(state=State.IN_FLIGHT.value)
     rows = list(claims.values_list("claimed_at", "held_at", "lease_expires_at", "stale_after"))
     oldest = max(((now - claimed_at).total_seconds() for claimed_at, *_ in rows), default=None)

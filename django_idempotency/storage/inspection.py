@@ -47,7 +47,9 @@ SELECT 'the partitioned table ' || name
 FROM unnest(ARRAY['idempotency_key', 'idempotency_key_sealed', 'idempotency_tombstone']) AS name
 WHERE NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass(name) AND c.relkind = 'p')
 UNION ALL
-SELECT 'the table idempotency_key_in_flight' WHERE to_regclass('idempotency_key_in_flight') IS NULL
+SELECT 'the table ' || name
+FROM unnest(ARRAY['idempotency_key_in_flight', 'idempotency_outcome_count', 'idempotency_oldest_in_flight']) AS name
+WHERE to_regclass(name) IS NULL
 UNION ALL
 SELECT 'the function ' || name FROM unnest(%s::text[]) AS name WHERE to_regproc(name) IS NULL
 """
@@ -55,15 +57,22 @@ SELECT 'the function ' || name FROM unnest(%s::text[]) AS name WHERE to_regproc(
 # Renewal and release go to the leaf of the claims by its name, where a right on the table itself does not count.
 _DENIED = """
 SELECT needed.privilege || ' on ' || needed.relation
-FROM (VALUES
-    ('SELECT', 'idempotency_key'), ('UPDATE', 'idempotency_key'),
-    ('SELECT', 'idempotency_key_in_flight'), ('INSERT', 'idempotency_key_in_flight'),
-    ('UPDATE', 'idempotency_key_in_flight'), ('DELETE', 'idempotency_key_in_flight'),
-    ('SELECT', 'idempotency_key_sealed'), ('DELETE', 'idempotency_key_sealed'),
-    ('SELECT', 'idempotency_outcome_count'), ('INSERT', 'idempotency_outcome_count'),
-    ('UPDATE', 'idempotency_outcome_count'), ('SELECT', 'idempotency_tombstone')
+FROM (
+    VALUES
+        ('SELECT', 'idempotency_key'), ('UPDATE', 'idempotency_key'),
+        ('SELECT', 'idempotency_key_in_flight'), ('INSERT', 'idempotency_key_in_flight'),
+        ('UPDATE', 'idempotency_key_in_flight'), ('DELETE', 'idempotency_key_in_flight'),
+        ('SELECT', 'idempotency_key_sealed'), ('DELETE', 'idempotency_key_sealed')
+    UNION ALL
+    -- A sweep writes to both of them, and makes older lines coarser.
+    SELECT privilege, relation
+    FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
+    CROSS JOIN unnest(ARRAY['idempotency_outcome_count', 'idempotency_oldest_in_flight']) AS relation
+    WHERE %(counts)s
+    UNION ALL
+    SELECT 'SELECT', 'idempotency_tombstone' WHERE %(tombstones)s
 ) AS needed (privilege, relation)
-WHERE NOT has_table_privilege(needed.relation, needed.privilege) AND (relation <> 'idempotency_tombstone' OR %s)
+WHERE NOT has_table_privilege(needed.relation, needed.privilege)
 """
 
 _MAY_CREATE = """
@@ -91,7 +100,8 @@ def layout(connection: BaseDatabaseWrapper) -> Layout:
         missing = tuple(row[0] for row in cursor.fetchall())
         if missing:
             return Layout(missing, (), may_create=False)
-        cursor.execute(_DENIED, (current().TOMBSTONES is not None,))
+        wanted = {"counts": current().COUNTS, "tombstones": current().TOMBSTONES is not None}
+        cursor.execute(_DENIED, wanted)
         denied = tuple(row[0] for row in cursor.fetchall())
         cursor.execute(_MAY_CREATE)
         return Layout((), denied, may_create=cursor.fetchone()[0])

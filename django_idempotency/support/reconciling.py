@@ -135,7 +135,10 @@ def _repeating(alias: str, of: Reconciliation, since: datetime) -> QuerySet[Any,
     present = Q(**{f"{name}__isnull": False for name in of.fields})
     # Whatever a default manager hides. The row before the first may be older, by the window at most.
     everything: Any = of.model._base_manager.using(alias)  # noqa: SLF001 - documented
-    rows = everything.filter(of.where or Q(), present, **{f"{of.at}__gte": since - of.window})
+    rows = everything.filter(present, **{f"{of.at}__gte": since - of.window})
+    if of.where:
+        # By their keys, since a condition on related rows would show a row once for each of those.
+        rows = rows.filter(pk__in=rows.filter(of.where).values("pk"))
     apart = ExpressionWrapper(F(of.at) - earlier(of.at), output_field=DurationField())
     # Not a filter of its own, which Django would apply before the rows are compared.
     counted = Case(When(**{f"{of.at}__gte": since}, then=apart))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -108,7 +109,19 @@ def test_serve_leaves_the_api_and_the_admin_running_until_ctrl_c(start):
     process = start("--serve")
     port = listening(read_until(process, "API    "))
     assert answers(port)
-    read_until(process, "Idempotency-Key")
+    # What it says is all that another terminal has.
+    told = dict(each.split("=", 1) for each in shlex.split(read_until(process, "export "))[1:])
+    status = subprocess.run(
+        shlex.split(read_until(process, "idempotency status")),
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **told},
+        capture_output=True,
+        check=False,  # by then no process may have written that a sweep took place
+        text=True,
+        timeout=60,
+    )
+    assert "sealed      about" in status.stdout, status
+    assert "W031" not in status.stdout
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 0

@@ -1036,10 +1036,23 @@ class TestDatabases:
     def test_the_rights_that_the_hint_names_are_enough(self, cursor, role):
         cursor.execute(
             "GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_key, idempotency_key_in_flight, "
-            "idempotency_key_sealed, idempotency_outcome_count TO idempotency_checks_visitor"
+            "idempotency_key_sealed, idempotency_outcome_count, idempotency_oldest_in_flight "
+            "TO idempotency_checks_visitor"
         )
         role()
         assert of_database() == []
+
+    def test_what_counts_take_is_needed_where_there_are_counts(self, cursor, role, settings):
+        cursor.execute(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_key, idempotency_key_in_flight, "
+            "idempotency_key_sealed TO idempotency_checks_visitor"
+        )
+        role()
+        said = text(of_database())
+        for table in ("idempotency_outcome_count", "idempotency_oldest_in_flight"):
+            assert all(f"{right} on {table}" in said for right in ("SELECT", "INSERT", "UPDATE", "DELETE"))
+        settings.IDEMPOTENCY = settings.IDEMPOTENCY | {"COUNTS": False}
+        assert "E035" not in ids(of_database())
 
     def test_with_tombstones_the_role_has_to_see_them(self, cursor, role, settings):
         cursor.execute(

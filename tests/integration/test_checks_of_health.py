@@ -93,6 +93,12 @@ def test_no_sweep_is_known_of(db):
     assert "W050" in faults(), "of another database"
 
 
+@pytest.mark.parametrize("command", ["test", "migrate"])
+def test_nobody_sweeps_where_tests_or_migrations_are_to_run(db, monkeypatch, command):
+    monkeypatch.setattr(sys, "argv", ["manage.py", command])
+    assert check_databases(databases=["default"]) == []
+
+
 @pytest.mark.parametrize(("minutes", "said"), [(13, set()), (20, {"W050"})])
 def test_the_last_sweep_was_long_ago(db, minutes, said):
     count(Counted.SWEEP, route="default", ago=timedelta(minutes=minutes))
@@ -130,7 +136,7 @@ def test_a_claim_that_nobody_takes_up(swept, minutes, said):
     wait(claim, minutes=minutes, seconds=21)
     found = faults()
     assert found.keys() == said
-    assert not said or "1 claims on 'default' wait for a sweeper, the first of them for 16 min" in found["W050"]
+    assert not said or "Waiting for a sweeper on 'default': 1 claim, the longest for 16 min" in found["W050"]
 
 
 def test_what_is_to_be_tried_again_later_waits_for_nobody(swept):
@@ -170,7 +176,7 @@ def test_the_first_to_be_forgotten_is_named(swept, outside):
     started(one, hours=20)
     started(two, hours=22)
     said = faults()["W051"]
-    assert said.startswith("2 calls of operations on 'default'")
+    assert "2 calls of operations" in said
     assert str(two.pk) in said
 
 
@@ -179,6 +185,16 @@ def test_an_operation_that_nobody_knows_here(swept, outside, monkeypatch):
     discover()
     monkeypatch.setattr(registry, "_definitions", {})
     assert faults() == {}
+
+
+def test_a_claim_that_cannot_be_read_hides_no_other(swept, outside, caplog):
+    """Another release may have written it."""
+    started(odd := held(), hours=22)
+    IdempotencyKey.objects.filter(pk=odd.pk).update(steps=[{"what": "this"}])
+    assert faults() == {}
+    assert f"{odd.pk} on 'default' cannot be read" in caplog.text
+    started(held(), hours=22)
+    assert faults().keys() == {"W051"}
 
 
 # --- vacuum ---
@@ -261,6 +277,18 @@ def test_a_database_that_does_not_answer(lab, settings, monkeypatch):
     assert [each["id"] for each in silent["faults"]] == ["django_idempotency.E030"]
     assert (silent["gauges"], bool(silent["error"])) == (None, True)
     assert f"{gone}:\n  E030" in status()[0]
+
+
+def test_where_the_database_of_the_counts_does_not_answer_the_others_are_sound(lab, settings):
+    """It is asked for the last sweep of each of them."""
+    here, gone = lab.session(), lab.session(HOST="127.0.0.1", PORT="1")
+    settings.IDEMPOTENCY = {"DATABASES": (gone, here)}
+    document, failure = as_json()
+    assert failure.returncode == 1
+    silent, sound = document["databases"]
+    assert (sound["database"], sound["error"], sound["faults"]) == (here, None, [])
+    assert sound["gauges"]["in_flight"] == 0
+    assert [each["id"] for each in silent["faults"]] == ["django_idempotency.E030"]
 
 
 def test_a_check_that_is_silenced_is_silenced_here_too(db, settings):

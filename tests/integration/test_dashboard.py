@@ -8,16 +8,19 @@ from datetime import datetime, timedelta, timezone as timezones
 from html import unescape
 
 import pytest
+from django.contrib.admin import AdminSite
 from django.contrib.auth.models import Permission, User
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
+from django.urls import path
 from django.utils import timezone, translation
 
+from django_idempotency.admin import IdempotencyKeyAdmin
 from django_idempotency.core.counted import Counted
 from django_idempotency.core.intervals import Interval
 from django_idempotency.core.pruning import Attachment, Leaf, decide
 from django_idempotency.dashboard import data, figures as figures_of
-from django_idempotency.models import OldestInFlight, OutcomeCount
+from django_idempotency.models import IdempotencyKey, OldestInFlight, OutcomeCount
 from django_idempotency.numbers import readings
 from django_idempotency.storage.base import NEVER
 from tests.support.records import PAY, claim, count, held, reading, rows_read, scans, seal_many, stuck
@@ -126,7 +129,7 @@ class TestSigns:
         count(Counted.NEW, 100)
         count(Counted.MISMATCH, 60)
         page = viewer.get(PAGE)
-        ((title, sign),) = page.context["signs"]
+        ((title, sign, *_),) = page.context["signs"]
         assert (str(title), sign.route, sign.cases, sign.of) == ("One key for different requests", PAY, 60, 160)
         assert sign.advice in text(page)
 
@@ -142,7 +145,7 @@ class TestSigns:
             )  # fmt: skip
         page = viewer.get(PAGE)
         assert page.context["signs"] == []
-        ((title, sign),) = viewer.get(page.context["look"]).context["signs"]
+        ((title, sign, *_),) = viewer.get(page.context["look"]).context["signs"]
         assert (str(title), sign.cases, sign.of) == ("A new key for each attempt", 5, 6)
 
 
@@ -415,3 +418,43 @@ def test_it_speaks_the_language_of_the_reader(viewer):
         said = text(viewer.get(PAGE))
     assert "Anfragen der letzten 24 Stunden" in said
     assert "Durch Wiederholung beantwortet: 0,0 %" in said
+
+
+def test_signs_and_numbers_are_said_in_the_language_of_the_reader(viewer, settings):
+    settings.LANGUAGE_CODE = "de"
+    count(Counted.LATE, 1)
+    count(Counted.NEW, 1)
+    said = text(viewer.get(PAGE))
+    assert "Nach dem Ende der Aufbewahrung oder in deren letztem Viertel kamen 1 von 2 Anfragen eines Tages. " in said
+    assert "oder weisen Sie verspätete ab (refuse_late)." in said
+    assert " Eine Anfrage mit Schlüssel. " in said
+    count(Counted.REPLAYED, 1)
+    assert " 2 Anfragen mit Schlüssel. " in text(viewer.get(PAGE))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_in_an_admin_site_of_its_own_all_links_stay_there(admin_client, settings, both):
+    """Beside a default site that does not have the keys, or has them for others."""
+    default, own = AdminSite(name="admin"), AdminSite(name="ops")
+    for site in (own, default) if both else (own,):
+        site.register(IdempotencyKey, IdempotencyKeyAdmin)
+        site.register(User)
+    settings.ROOT_URLCONF = type("Urls", (), {"urlpatterns": [path("admin/", default.urls), path("ops/", own.urls)]})
+    key = stuck()
+    pages = (
+        "",
+        "dashboard/",
+        "dashboard/?signs=records",
+        f"{key.pk}/change/",
+        f"{key.pk}/sweep/",
+        f"{key.pk}/release/",
+    )
+    for page in pages:
+        response = admin_client.get(f"/ops/django_idempotency/idempotencykey/{page}")
+        assert response.status_code == 200, page
+        assert 'href="/ops/django_idempotency/' in response.content.decode()
+        assert 'href="/admin/' not in response.content.decode(), page
+    released = admin_client.post(f"/ops/django_idempotency/idempotencykey/{key.pk}/release/", {
+        "owner_token": key.owner_token, "lease_expires_at": f"{key.lease_expires_at}", "reason": "a test",
+    })  # fmt: skip
+    assert released.url.startswith("/ops/")

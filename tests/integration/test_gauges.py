@@ -87,3 +87,13 @@ def test_on_sqlite_what_is_not_cheap_is_not_said(empty):
     empty.own(new_claim())
     found = look(empty)
     assert found == Gauges(1, found.oldest_in_flight, 0, 0, None, None, None)
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Honolulu", "Pacific/Auckland"])
+def test_ages_without_time_zone_support(empty, settings, zone):
+    """Far from UTC on both sides: a claim is neither hours old nor from tomorrow."""
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    empty.own(new_claim(lease=30.0))
+    found = look(empty)
+    assert (found.in_flight, found.stuck) == (1, 0)
+    assert found.oldest_in_flight == pytest.approx(0, abs=30)

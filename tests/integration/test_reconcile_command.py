@@ -16,6 +16,7 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_idempotency.management import reconcile as reconcile_command
 from django_idempotency.management.databases import FOR_A_PERSON
 from django_idempotency.support import reconciling
 from django_idempotency.support.reconciling import Reconciliation
@@ -119,6 +120,15 @@ def test_from_when_on(account):
         assert as_json("--since", since)[0]["payments.Charge"]["duplicates"] == found, since
 
 
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_a_time_with_an_offset_is_that_moment_with_and_without_time_zones(settings, use_tz):
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Kolkata"
+    moment = reconcile_command._moment("2026-11-30T08:00+01:00")
+    assert f"{moment:%d %H:%M}" == ("30 08:00" if use_tz else "30 12:30")
+    assert timezone.is_aware(moment) is use_tz
+    assert timezone.is_aware(reconcile_command._moment("2026-11-30")) is use_tz
+
+
 @pytest.mark.parametrize("since", ["yesterday", "5", "2026-13-01", "-1d"])
 def test_times_that_are_none(since):
     assert "neither a span" in str(reconcile(f"--since={since}")[1])
@@ -150,6 +160,15 @@ def test_a_column_that_is_empty_makes_a_row_like_no_other(account):
     ChargeFactory.create_batch(2, account=account, reference="order-1", capture=False)
     of = Reconciliation(Charge, ["account", "captured_at"], HOUR)
     assert reconciling.find("default", of, since=timezone.now() - HOUR, limit=5).count == 0
+
+
+def test_a_condition_on_related_rows_makes_no_row_repeat_itself(account):
+    """A charge has many entries in the ledger, and is one charge all the same."""
+    ChargeFactory.create(account=account, reference="order-1")
+    of = Reconciliation(Charge, ["account", "reference"], HOUR, where=Q(transfers__entries__isnull=False))
+    assert reconciling.find("default", of, since=timezone.now() - HOUR, limit=5).count == 0
+    ChargeFactory.create(account=account, reference="order-1")
+    assert reconciling.find("default", of, since=timezone.now() - HOUR, limit=5).count == 1
 
 
 def test_nothing_is_declared(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -13,13 +14,16 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connections
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency.core.counted import Counted
 from django_idempotency.core.signatures import Kind
+from django_idempotency.dashboard import data
+from django_idempotency.dashboard.ranges import USUAL
 from django_idempotency.models import IdempotencyKey, OutcomeCount
-from django_idempotency.numbers.signatures import signatures, sums
-from django_idempotency.storage import sections
+from django_idempotency.numbers.signatures import last_sweep, signatures, sums
+from django_idempotency.storage import counts, sections
 from django_idempotency.storage.twins import twins
 from tests.support.keys import new_claim
 from tests.support.workshops import on_both_stores
@@ -111,6 +115,18 @@ def test_the_counts_of_a_day_and_of_an_hour(keys):
 
 
 @on_both_stores
+def test_where_nothing_is_counted_nobody_looks_at_the_counts(keys, settings):
+    """The role may have no right to."""
+    counts.add(connections[keys.alias], {(int(time.time() // 60), keys.alias, "sweep"): 1})
+    settings.IDEMPOTENCY = settings.IDEMPOTENCY | {"COUNTS": False}
+    with CaptureQueriesContext(connections[keys.alias]) as asked:
+        with suppress(CommandError):
+            call_command("idempotency", "status", stdout=StringIO())
+        data.history(keys.alias, USUAL, timezone.now())
+    assert not [each["sql"] for each in asked if 'idempotency_outcome_count"' in each["sql"]]
+
+
+@on_both_stores
 def test_status_has_a_line_for_each_with_what_to_do(keys, route):
     attempts(keys, route, 6)
     now = timezone.now().replace(second=0, microsecond=0)
@@ -128,3 +144,16 @@ def test_status_has_a_line_for_each_with_what_to_do(keys, route):
     (database,) = json.loads(out.getvalue())["databases"]
     assert {each["kind"] for each in database["signatures"]} == {"minted", "never_replayed", "reused", "late"}
     assert all(each["advice"] for each in database["signatures"])
+
+
+@on_both_stores
+@pytest.mark.parametrize("zone", ["Pacific/Honolulu", "Pacific/Auckland"])
+def test_without_time_zone_support_what_was_just_counted_is_of_now(keys, settings, zone):
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    minute = int(time.time() // 60)
+    counts.add(
+        connections[keys.alias],
+        {(minute, "a:POST", "new"): 2, (minute - 120, "a:POST", "new"): 5, (minute, keys.alias, "sweep"): 1},
+    )
+    assert sums(since=timedelta(hours=1)) == {"a:POST": {"new": 2}}
+    assert last_sweep(keys.alias) < timedelta(minutes=3)

@@ -280,6 +280,22 @@ def test_one_that_came_alive_meanwhile_is_left_alone(keys, rival, monkeypatch):
 # --- forget ---
 
 
+def test_an_answer_that_comes_while_others_are_forgotten_is_told_of(keys, person, monkeypatch):
+    """It may have come too late for the part that it lies in, and too early for the look at what is in flight."""
+    some(keys, f"{person} shop.charge:POST", 3)
+    claim = keys.own(new_claim(scope=f"{person} shop.charge:POST"))
+    parts = sections.sections
+
+    def sealed_meanwhile(connection):
+        found = parts(connection)
+        keys.seal(claim)
+        return found[:1]
+
+    monkeypatch.setattr(sections, "sections", sealed_meanwhile)
+    document, _ = as_json("forget", "--scope", person)
+    assert document["databases"][0]["in_flight"] == [str(claim.id)]
+
+
 def response_of(keys, claim):
     return keys.store.find(claim.id).response
 
@@ -332,7 +348,7 @@ def test_what_is_in_flight_is_told_and_not_touched(keys, person):
         {"database": keys.alias, "forgotten": 0, "in_flight": [str(claim.id)], "error": None}
     ]
     assert failure is None
-    assert "1 in flight, which keep their answers" in command("forget", "--scope", person)[0]
+    assert "1 in flight, of which the answers are kept" in command("forget", "--scope", person)[0]
     assert keys.seal(claim).value == "sealed"
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from django.db import Error
 
+from django_idempotency import pruning
 from django_idempotency.core.intervals import Interval
 from django_idempotency.core.states import Verdict
 from django_idempotency.models import Tombstone
@@ -174,6 +175,24 @@ def test_no_leaf_goes_before_all_of_it_is_buried(lab, for_a_month, monkeypatch):
     assert fates(lab)[name].buried == 60 - before
     assert tombstones(lab) == 60
     assert all(refused(Keys(lab.aliases[0]), claim) for claim in expired)
+
+
+def test_what_a_transaction_that_is_long_open_has_sealed_is_buried_as_well(lab, settings, monkeypatch):
+    """Nobody sees it before its commit, and the leaf is detached, and dropped, after that."""
+    settings.IDEMPOTENCY = {"TOMBSTONES": MONTH, "DETACH_TIMEOUT": timedelta(seconds=1)}
+    monkeypatch.setattr(pruning, "_OPEN_FOR", 0.0)
+    (name,) = make_past(lab, 2)
+    owner, keys = Keys(lab.session()), Keys(lab.session())
+    with owner.atomic():
+        claim = owner.own(new_claim())
+        owner.seal(claim, retention=(past(2).lower + DAY / 2 - datetime.now(timezone.utc)).total_seconds())
+        waiting = fates(lab)[name]
+        assert waiting.fate is Fate.WAITING
+        assert "has used the table" in waiting.reason
+        assert is_attached(lab, name)
+    gone = fates(lab)[name]
+    assert (gone.fate, gone.buried) == (Fate.DROPPED, 1)
+    assert refused(keys, claim)
 
 
 @pytest.mark.parametrize("attachment", ["attached", "pending", "detached"])

@@ -13,10 +13,13 @@ from django_idempotency.core.intervals import Interval
 from django_idempotency.models import IdempotencyKey, Tombstone
 from django_idempotency.storage import partitions
 from django_idempotency.storage.transactions import own_connection
+from tests.support.listening import heard
 
 from .site import BODY, Handling, assert_replays, problem, records, rows
 from .table import answers
 from .ways import every_way, every_way_and_mode, viewset
+
+__all__ = ["heard"]
 
 pytestmark = pytest.mark.usefixtures("committed")
 
@@ -60,6 +63,17 @@ def assert_refused(response):
 @pytest.fixture
 def for_a_month(settings):
     settings.IDEMPOTENCY = settings.IDEMPOTENCY | {"TOMBSTONES": MONTH}
+
+
+@every_way_and_mode
+def test_a_refusal_is_counted_as_late(site, heard, way, mode, bury, for_a_month):
+    site.add(way(Handling(answers()), {"mode": mode}))
+    site.send()
+    expire()
+    assert_refused(site.send())
+    bury()
+    assert_refused(site.send())
+    assert heard.take() == ["new", "late", "late"]
 
 
 @every_way_and_mode
