@@ -2,7 +2,7 @@
 
 Claims in flight are found at once. No index holds the keys of sealed records, so those are looked through, those that
 expire last first: about a second for two million that are in the server's memory. With --scope, or by an id, it is a
-single look-up. It ends with status 3 if there is no such record.
+single look-up, which also finds the tombstone of a record that has gone. It ends with status 3 if there is neither.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django.utils import translation
 from ..core.errors import MalformedKey
 from ..core.states import State
 from ..interventions.progress import lease_of, moment, next_sweep, readable, state_of, steps_of
-from ..models import IdempotencyKey
+from ..models import IdempotencyKey, Tombstone
 from ..storage.transactions import drop_if_broken
 from ..support import finding
 from ..support.finding import Wanted
@@ -39,6 +39,7 @@ class Looked:
 
     database: str
     records: list[Any] = field(default_factory=list)
+    buried: Tombstone | None = None
     error: str | None = None
 
 
@@ -78,10 +79,18 @@ def run(command: BaseCommand, options: Mapping[str, Any]) -> None:
             for each in looked:
                 for record in each.records:
                     command.stdout.write("\n".join(_lines(each.database, record, bodies.get(record.pk))))
+                if each.buried:
+                    command.stdout.write(
+                        f"{each.database}: {each.buried.pk} has expired, and its record is gone.\n"
+                        f"  refused until {moment(each.buried.forget_at)}, as key-expired"
+                    )
     if failed := [f"{each.database}: {each.error}" for each in looked if each.error]:
         raise CommandError("\n".join(failed))
-    if not any(each.records for each in looked):
-        raise CommandError("There is no such record.", returncode=databases.FOR_A_PERSON)
+    if not any(each.records or each.buried for each in looked):
+        raise CommandError(
+            "There is no such record. Where TOMBSTONES are kept, one that has gone is found by its id or with --scope.",
+            returncode=databases.FOR_A_PERSON,
+        )
 
 
 def _look(alias: str, wanted: Wanted, scope: str | None, progress: Progress) -> Looked:
@@ -93,6 +102,8 @@ def _look(alias: str, wanted: Wanted, scope: str | None, progress: Progress) -> 
             for section in finding.among_sealed(alias, wanted.key):
                 looked.records += section.found
                 progress.tell(f"{alias}: looked through {section.number} of {section.of} parts")
+        if not looked.records:
+            looked.buried = finding.buried(alias, wanted, scope=scope)
     except databases.FAILURES as error:
         looked.error = databases.explain(error)
         drop_if_broken(connections[alias])
@@ -111,6 +122,9 @@ def _document(looked: Looked, bodies: Mapping[Any, bytes | None]) -> dict[str, A
             _facts(record) | (_body_document(bodies[record.pk]) if record.pk in bodies else {})
             for record in looked.records
         ],
+        "buried": {"id": str(looked.buried.pk), "forget_at": looked.buried.forget_at.isoformat()}
+        if looked.buried
+        else None,
         "error": looked.error,
     }
 

@@ -12,12 +12,12 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connections
-from django.db.models.functions import Length
+from django.db.models.functions import Length, Now
 
 from ..core.errors import MalformedKey
 from ..core.keys import parse_key, record_id
 from ..core.states import State
-from ..models import IdempotencyKey
+from ..models import IdempotencyKey, Tombstone
 from ..storage import sections
 from ..storage.ages import with_ages
 
@@ -63,6 +63,14 @@ def at_hand(alias: str, wanted: Wanted, *, scope: str | None = None) -> list[Any
     if not found and wanted.key is not None:
         found = list(keys.filter(state=State.IN_FLIGHT.value, key=wanted.key).order_by("claimed_at", "pk"))
     return found
+
+
+def buried(alias: str, wanted: Wanted, *, scope: str | None = None) -> Tombstone | None:
+    """What is left of a record that has gone. Only its id is kept, so a key alone does not lead there."""
+    number = record_id(scope, wanted.key) if scope is not None and wanted.key is not None else wanted.id
+    if number is None:
+        return None
+    return Tombstone.objects.using(alias).filter(pk=number, forget_at__gt=Now()).first()
 
 
 @dataclass(frozen=True)

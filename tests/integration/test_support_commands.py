@@ -6,18 +6,23 @@ import json
 import logging
 import os
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from io import StringIO
 from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.db import connections
 
 from django_idempotency.core.errors import OutcomeUnknown
+from django_idempotency.core.intervals import Interval, fill
 from django_idempotency.core.states import RecordedResponse, Verdict
 from django_idempotency.management.databases import FOR_A_PERSON
+from django_idempotency.models import Tombstone
 from django_idempotency.operations import Answer, Op
-from django_idempotency.storage import sections
+from django_idempotency.storage import partitions, sections
+from django_idempotency.storage.transactions import own_connection
 from tests.support.keys import CREATED, Keys, new_claim, rival_of
 from tests.support.workshops import on_both_stores
 
@@ -151,10 +156,41 @@ def test_an_id_is_one_look_up_as_well(keys, monkeypatch):
     assert str(claim.id) in command("show", str(claim.id))[0]
 
 
+@pytest.mark.parametrize("named", ["by its id", "by its scope", "by its key alone"])
+def test_one_that_has_gone_is_known_by_its_tombstone(keys, named):
+    claim, until = new_claim(), datetime.now(timezone.utc) + timedelta(days=3)
+    bury(keys.alias, claim.id, until)
+    bury(keys.alias, uuid4(), until)
+    arguments = {"by its id": [str(claim.id)], "by its scope": [claim.key, "--scope", claim.scope]}
+    document, failure = as_json("show", *arguments.get(named, [claim.key]))
+    (database,) = document["databases"]
+    if named in arguments:
+        assert (database["buried"]["id"], failure) == (str(claim.id), None)
+        assert f"refused until {until:%b}" in command("show", *arguments[named])[0]
+    else:
+        assert (database["buried"], failure.returncode) == (None, FOR_A_PERSON)
+
+
+def test_a_tombstone_whose_time_is_over_is_none(keys):
+    claim = new_claim()
+    bury(keys.alias, claim.id, datetime.now(timezone.utc) - timedelta(minutes=1))
+    assert command("show", str(claim.id))[1].returncode == FOR_A_PERSON
+
+
+def bury(alias, number, until):
+    if connections[alias].vendor == "postgresql":
+        day = Interval(until - timedelta(hours=1), until + timedelta(hours=1))
+        with own_connection(alias) as connection, partitions.creating(connection):
+            for each in fill(partitions.taken(connection, partitions.TOMBSTONES), day, timedelta(days=1)):
+                partitions.create_leaves(connection, [each], partitions.TOMBSTONES)
+    Tombstone.objects.using(alias).create(id=number, fingerprint=b"", fingerprint_scheme=1, forget_at=until)
+
+
 def test_there_is_none(keys):
     document, failure = as_json("show", str(uuid4()))
-    assert document["databases"] == [{"database": keys.alias, "records": [], "error": None}]
-    assert (failure.returncode, str(failure)) == (FOR_A_PERSON, "There is no such record.")
+    assert document["databases"] == [{"database": keys.alias, "records": [], "buried": None, "error": None}]
+    assert failure.returncode == FOR_A_PERSON
+    assert str(failure).startswith("There is no such record.")
 
 
 def test_the_steps_are_told_and_their_results_are_not(held):
