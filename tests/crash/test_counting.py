@@ -24,6 +24,12 @@ from tests.support.waiting import eventually
 ROUTE = "atomic deposit:POST"
 
 
+@pytest.fixture(autouse=True)
+def none_yet(payer):
+    """A server of the tests before wrote what it had counted when it ended."""
+    OutcomeCount.objects.all().delete()
+
+
 def total(outcome):
     """How often, over all minutes, routes of ours alone."""
     return OutcomeCount.objects.filter(outcome=outcome, route=ROUTE).aggregate(n=Sum("n"))["n"] or 0
