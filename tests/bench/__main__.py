@@ -9,44 +9,24 @@ python -m tests.bench --output report.md
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from example_project.postgres import database_url
 from example_project.serving import ApiServer
 
-from .database import database
+from .command import run
 
 WORKERS = 2
 
 
 def main() -> None:
-    options = _options()
-    # Commits are waited for as in production: a server of its own is started with PostgreSQL's own settings.
-    database_url(durable=True)
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.settings"
-
-    import django
-
-    django.setup()
-    with database():
-        text = "\n".join(_report(options)) + "\n"
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text, encoding="utf-8")
-
-
-def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=100, help="rounds in which each variant has one block")
     parser.add_argument("--requests", type=int, default=20, help="requests of each client in a block")
     parser.add_argument("--clients", type=int, default=4, help="clients at once where throughput is measured")
     parser.add_argument("--sealed", type=int, default=0, help="sealed rows for the measurement of claims; 0: none")
     parser.add_argument("--only-counting", action="store_true", help="what counting costs a request, and nothing else")
-    parser.add_argument("--output", type=Path, help="file for the report")
-    return parser.parse_args()
+    run(parser, _report)
 
 
 def _report(options: argparse.Namespace) -> Iterator[str]:

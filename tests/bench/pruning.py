@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from example_project.postgres import database_url
-
-from .database import database
+from .command import run
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,25 +56,9 @@ class Row:
 
 
 def main() -> None:
-    options = _options()
-    database_url(durable=True)
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.settings"
-
-    import django
-
-    django.setup()
-    with database():
-        text = "\n".join(_report(options)) + "\n"
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text, encoding="utf-8")
-
-
-def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.pruning", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=2_000_000, help="records of the day that is removed")
-    parser.add_argument("--output", type=Path, help="file for the report")
-    return parser.parse_args()
+    run(parser, _report)
 
 
 def _report(options: argparse.Namespace) -> Iterator[str]:

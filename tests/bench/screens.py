@@ -7,7 +7,6 @@ python -m tests.bench.screens --output docs/_generated/screens.md
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from example_project.postgres import database_url
+from .command import run
 
 if TYPE_CHECKING:
     from django.test import Client
@@ -79,19 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.screens", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sealed", type=int, default=10_000_000, help="sealed records")
     parser.add_argument("--rounds", type=int, default=20, help="requests to each page")
-    parser.add_argument("--output", type=Path, help="file for the report")
-    options = parser.parse_args()
-    database_url()
-    os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
-
-    import django
-
-    django.setup()
-    with _database():
-        text = "\n".join(_report(options.sealed, options.rounds)) + "\n"
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text, encoding="utf-8")
+    run(parser, _report, durable=False, settings="example_project.settings", within=_database)
 
 
 @contextmanager
@@ -122,13 +109,14 @@ def _fill(rows: int) -> None:
         cursor.execute("CHECKPOINT")
 
 
-def _report(rows: int, rounds: int) -> Iterator[str]:
+def _report(options: argparse.Namespace) -> Iterator[str]:
     from django.contrib.auth.models import User
     from django.db import connection
     from django.test import Client
 
     from .report import machine
 
+    rows, rounds = options.sealed, options.rounds
     _fill(rows)
     client = Client(SERVER_NAME="127.0.0.1")
     client.force_login(User.objects.create_superuser("root"))

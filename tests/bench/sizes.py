@@ -9,19 +9,15 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from statistics import mean
 from uuid import UUID, uuid4
 
-from example_project.postgres import database_url
-
-from .database import database
+from .command import run
 
 Pack = Callable[[bytes], bytes]
 
@@ -45,30 +41,15 @@ class Measured:
 
 
 def main() -> None:
-    options = _options()
-    database_url()
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.settings"
-
-    import django
-
-    django.setup()
-    with database():
-        text = "\n".join(_report(options.rows)) + "\n"
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text, encoding="utf-8")
-
-
-def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.sizes", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=2000, help="records of each kind")
-    parser.add_argument("--output", type=Path, help="file for the report")
-    return parser.parse_args()
+    run(parser, _report, durable=False)
 
 
-def _report(rows: int) -> Iterator[str]:
+def _report(options: argparse.Namespace) -> Iterator[str]:
     from . import report
 
+    rows: int = options.rows
     yield "`python -m tests.bench.sizes --output docs/_generated/sizes.md` on:"
     yield ""
     yield from (f"- {each}" for each in report.machine())
