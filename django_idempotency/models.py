@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from .core.counted import ROUTE_LENGTH
 from .core.states import State
 
 
@@ -119,7 +120,9 @@ class OutcomeCount(models.Model):
     pk = models.CompositePrimaryKey("minute", "route", "outcome")
     minute = models.DateTimeField(_("minute"), help_text=_("When it began, by the clock of the process that counted."))
     route = models.CharField(
-        _("route"), max_length=255, help_text=_("The operation: view, action and method. Cut off where it is longer.")
+        _("route"),
+        max_length=ROUTE_LENGTH,
+        help_text=_("The operation: view, action and method. Cut off where it is longer."),
     )
     outcome = models.CharField(_("outcome"), max_length=32, help_text=_("One of core.counted.Counted."))
     n = models.BigIntegerField(_("how often"))
@@ -140,7 +143,7 @@ class OldestInFlight(models.Model):
 
     pk = models.CompositePrimaryKey("minute", "route")
     minute = models.DateTimeField(_("minute"), help_text=_("When it was read, by the clock of the process that did."))
-    route = models.CharField(_("route"), max_length=255)
+    route = models.CharField(_("route"), max_length=ROUTE_LENGTH)
     seconds = models.BigIntegerField(_("age in seconds"), help_text=_("By the clock of the database."))
 
     class Meta:

@@ -6,6 +6,9 @@ from enum import Enum
 
 from . import errors
 
+ROUTE_LENGTH = 255
+"""Of a route as it is kept, in characters. What is longer is cut off."""
+
 
 class Counted(str, Enum):
     """What became of a request: one word on its arrival, and RELEASED, FENCED, HELD or UNAVAILABLE besides where the

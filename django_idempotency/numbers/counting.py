@@ -23,7 +23,7 @@ from typing import Any
 from django.db import connections
 
 from ..conf import current
-from ..core.counted import Counted
+from ..core.counted import ROUTE_LENGTH, Counted
 from ..signals import counted
 from ..storage import counts
 from ..storage.counts import Line
@@ -41,8 +41,6 @@ MOST_LINES = 10_000
 
 SECONDS_AT_EXIT = 5.0
 """How long the end of a process waits for the last write."""
-
-ROUTE_LENGTH = 255
 
 
 class Tally:

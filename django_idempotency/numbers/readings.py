@@ -14,6 +14,7 @@ from django.db.models import DurationField, Expression, ExpressionWrapper, F, Mi
 from django.db.models.functions import Left, Now, StrIndex, Substr
 
 from ..conf import current
+from ..core.counted import ROUTE_LENGTH
 from ..core.states import State
 from ..models import IdempotencyKey, OldestInFlight
 from ..storage import coarsening
@@ -25,7 +26,7 @@ _PIECES = ((timedelta(hours=2), 10), (timedelta(days=1), 60))
 
 def route_of_scope() -> Expression:
     """What follows the principal in a scope: the operation, as counts name it."""
-    return Left(Substr(F("scope"), StrIndex(F("scope"), Value(" ")) + 1), 255)
+    return Left(Substr(F("scope"), StrIndex(F("scope"), Value(" ")) + 1), ROUTE_LENGTH)
 
 
 def age_of_oldest() -> Expression:
