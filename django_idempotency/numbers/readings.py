@@ -37,12 +37,10 @@ def age_of_oldest() -> Expression:
 def note_oldest(alias: str) -> None:
     """Keep the age of the oldest claim of each route for this minute, unless another sweeper has done so.
 
-    It is kept as long as the counts are, and only where they are.
+    It is kept as long as the counts are.
 
     :raises django.db.Error: it could not be read or kept.
     """
-    if not current().COUNTS:
-        return
     minute = datetime.now(timezone.utc).replace(second=0, microsecond=0)
     in_flight = IdempotencyKey.objects.using(alias).filter(state=State.IN_FLIGHT.value)
     ages = in_flight.order_by().values_list(route_of_scope()).annotate(age=age_of_oldest())

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connections, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency import BodyCodec, sweeping
@@ -97,6 +98,16 @@ def test_it_notes_how_long_the_oldest_has_been_in_flight(workshop):
     workshop.sweep()
     route = operation_of(workshop.full_scope(called))
     assert OldestInFlight.objects.using(workshop.alias).filter(route=route).exists()
+
+
+def test_without_counts_a_sweep_does_not_touch_their_tables(workshop, settings):
+    """Its role needs no right to them."""
+    settings.IDEMPOTENCY = settings.IDEMPOTENCY | {"COUNTS": False}
+    with CaptureQueriesContext(connections[workshop.alias]) as captured:
+        workshop.sweep()
+    tables = "idempotency_outcome_count", "idempotency_oldest_in_flight"
+    assert captured.captured_queries
+    assert [query for query in captured.captured_queries if any(table in query["sql"] for table in tables)] == []
 
 
 def test_where_that_cannot_be_noted_it_sweeps_all_the_same(workshop, monkeypatch, caplog):
