@@ -15,7 +15,7 @@ from django_idempotency.pruning import AnotherPruner, Fate, prune
 from tests.support import pruners
 from tests.support.crowds import Crowd
 from tests.support.keys import CREATED, Keys, new_claim, rival_of
-from tests.support.leaves import expire_in, fill_past, is_attached, is_pending, is_there, make_past
+from tests.support.leaves import expire_in, fill_past, is_attached, is_pending, is_there, make_past, older_transaction
 from tests.support.waiting import eventually
 
 PATIENT = 30.0
@@ -39,15 +39,6 @@ def pruner(lab):
 def fates(lab):
     found = {each.name: each.fate for each in prune(lab.aliases[0])}
     return {name: fate for name, fate in found.items() if fate is not Fate.KEPT}
-
-
-@contextmanager
-def older_transaction(lab):
-    """One that has looked at all the keys before the pruner came, and is open."""
-    keys = Keys(lab.session())
-    with keys.atomic():
-        lab.rows("SELECT FROM idempotency_key WHERE id = gen_random_uuid()", alias=keys.alias)
-        yield keys
 
 
 # --- killed ---

@@ -1,7 +1,7 @@
 """Fixtures that integration tests share."""
 
 from tests.support.backends import backend, keys, rival
-from tests.support.fixtures import committed, crowd, quick_flush
+from tests.support.fixtures import committed, crowd, quick_flush, two_aliases
 from tests.support.laboratory import lab, laboratory_database, shared_lab, shared_schema, sqlite_file
 from tests.support.outside import outside
 from tests.support.packaging import installed_wheel
@@ -25,5 +25,6 @@ __all__ = [
     "shared_processor",
     "shared_schema",
     "sqlite_file",
+    "two_aliases",
     "workshop",
 ]

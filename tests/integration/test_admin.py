@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.db import connection, connections
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
@@ -247,20 +247,11 @@ def test_spans_are_readable(span, text):
 
 
 class TestDatabases:
-    @pytest.fixture
-    def two(self, settings, monkeypatch):
-        """A second alias of the same database; what was asked of it is told by its connection."""
-        monkeypatch.setitem(settings.DATABASES, "other", connections["default"].settings_dict)
-        settings.IDEMPOTENCY = {"DATABASES": ("default", "other")}
-        connections["other"] = connections["default"]
-        yield
-        del connections["other"]
-
     def test_one_database_is_no_choice(self, viewer):
         page = viewer.get(LIST, {"db": "default"})
         assert [spec.parameter_name for spec in page.context["cl"].filter_specs] == ["state"]
 
-    def test_the_first_one_unless_another_is_asked_for(self, viewer, two):
+    def test_the_first_one_unless_another_is_asked_for(self, viewer, two_aliases):
         record()
         for query, chosen in [({}, "default"), ({"db": "other"}, "other"), ({"db": "nowhere"}, "default")]:
             page = viewer.get(LIST, query).context["cl"]
@@ -269,7 +260,7 @@ class TestDatabases:
             choices = {choice["display"]: choice["selected"] for choice in databases.choices(page)}
             assert choices == {"default": chosen == "default", "other": chosen == "other"}
 
-    def test_links_lead_to_the_record_in_the_database_that_was_listed(self, viewer, two):
+    def test_links_lead_to_the_record_in_the_database_that_was_listed(self, viewer, two_aliases):
         key = record()
         for query, chosen in [({"db": "other"}, "other"), ({}, "default")]:
             (link,) = re.findall(rf'href="({detail(key)}[^"]*)"', viewer.get(LIST, query).content.decode())

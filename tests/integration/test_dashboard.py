@@ -10,7 +10,7 @@ from html import unescape
 import pytest
 from django.contrib.admin import AdminSite
 from django.contrib.auth.models import Permission, User
-from django.db import connection, connections
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils import timezone, translation
@@ -358,15 +358,7 @@ class TestPartitions:
 
 
 class TestDatabases:
-    @pytest.fixture
-    def two(self, settings, monkeypatch):
-        monkeypatch.setitem(settings.DATABASES, "other", connections["default"].settings_dict)
-        settings.IDEMPOTENCY = {"DATABASES": ("default", "other")}
-        connections["other"] = connections["default"]
-        yield
-        del connections["other"]
-
-    def test_every_link_stays_in_the_database_that_is_shown(self, viewer, two):
+    def test_every_link_stays_in_the_database_that_is_shown(self, viewer, two_aliases):
         count(Counted.NEW, 1)
         page = viewer.get(PAGE, {"db": "other"})
         html = page.content.decode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 
 import psycopg
@@ -16,7 +15,17 @@ from django_idempotency.storage import partitions, pruning as steps
 from django_idempotency.storage.transactions import own_connection
 from tests.support.crowds import Crowd
 from tests.support.keys import Keys, new_claim, rival_of
-from tests.support.leaves import DAY, expire_in, is_attached, is_pending, is_there, make_past, past, today
+from tests.support.leaves import (
+    DAY,
+    expire_in,
+    is_attached,
+    is_pending,
+    is_there,
+    make_past,
+    older_transaction,
+    past,
+    today,
+)
 from tests.support.waiting import eventually
 
 PATIENT = 20.0
@@ -44,18 +53,9 @@ def reason(lab, name):
     return {each.name: each.reason for each in prune(lab.aliases[0])}[name]
 
 
-@contextmanager
-def using(lab):
-    """Another transaction that has looked at the keys, and is open."""
-    keys = Keys(lab.session())
-    with keys.atomic():
-        lab.rows("SELECT FROM idempotency_key WHERE id = gen_random_uuid()", alias=keys.alias)
-        yield keys
-
-
 def detach_and_stop_half_way(lab, name):
     """What a pruner leaves behind that was cancelled while it waited."""
-    with using(lab):
+    with older_transaction(lab):
         session = lab.session(server={"statement_timeout": "100ms"})
         with pytest.raises(OperationalError, match="statement timeout"):
             lab.do(f"ALTER TABLE idempotency_key_sealed DETACH PARTITION {name} CONCURRENTLY", alias=session)
@@ -321,7 +321,7 @@ def test_a_leaf_that_is_being_detached_is_no_cover(lab):
 
 def test_an_older_transaction_is_waited_for_and_the_next_run_goes_on(lab, impatient):
     (name,) = make_past(lab, 2)
-    with using(lab) as other:
+    with older_transaction(lab) as other:
         backend = lab.ask("SELECT pg_backend_pid()", alias=other.alias)
         found = {each.name: each for each in prune(lab.aliases[0])}
         assert found[name].fate is Fate.WAITING
@@ -333,7 +333,7 @@ def test_an_older_transaction_is_waited_for_and_the_next_run_goes_on(lab, impati
 
 def test_what_ends_in_time_is_not_left_for_the_next_run(lab, crowd):
     (name,) = make_past(lab, 2)
-    with using(lab):
+    with older_transaction(lab):
         pruner = crowd.start(fates, lab, lab.session())
         eventually(lambda: is_pending(lab, name), "it is being detached")
         lab.until_waiting()
@@ -351,7 +351,7 @@ def test_the_roles_time_outs_do_not_cut_it_short(lab, crowd, where):
         alias = lab.session(USER=f"{lab.schema}_hurried", PASSWORD="x", server={})
         connections.settings[alias]["OPTIONS"]["options"] = f"-c search_path={lab.schema}"
     try:
-        with using(lab):
+        with older_transaction(lab):
             pruner = crowd.start(fates, lab, alias)
             lab.until_waiting()
             began = lab.ask("SELECT clock_timestamp()")
@@ -368,7 +368,7 @@ def test_the_roles_time_outs_do_not_cut_it_short(lab, crowd, where):
 
 def test_of_two_pruners_one_does_nothing(lab, crowd):
     (name,) = make_past(lab, 2)
-    with using(lab):
+    with older_transaction(lab):
         first = crowd.start(fates, lab, lab.session())
         eventually(lambda: is_pending(lab, name), "the first is at it")
         with pytest.raises(AnotherPruner):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from django.test import TransactionTestCase
 
 from example_project.payments import ledger
@@ -48,3 +48,13 @@ def what_the_server_says(request):
     said = len(api.log())
     yield
     print(api.log()[said:])
+
+
+@pytest.fixture
+def two_aliases(settings, monkeypatch):
+    """A second alias of the same database; what was asked of it is told by its connection."""
+    monkeypatch.setitem(settings.DATABASES, "other", connections["default"].settings_dict)
+    settings.IDEMPOTENCY = {"DATABASES": ("default", "other")}
+    connections["other"] = connections["default"]
+    yield
+    del connections["other"]

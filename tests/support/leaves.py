@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -81,3 +83,12 @@ def make_expired(alias: str, days: int, rows: int) -> None:
         with connection.cursor() as cursor:
             fill = _FILL.format(leaf=f"idempotency_key_sealed_{day.lower:%Y%m%d}")
             cursor.execute(fill, (day.lower + DAY / 2, rows))
+
+
+@contextmanager
+def older_transaction(lab: Laboratory) -> Iterator[Keys]:
+    """One that has looked at all the keys before the pruner came, and is open."""
+    keys = Keys(lab.session())
+    with keys.atomic():
+        lab.rows("SELECT FROM idempotency_key WHERE id = gen_random_uuid()", alias=keys.alias)
+        yield keys
