@@ -108,9 +108,6 @@ def _judge(leaf: Leaf, now: datetime, margin: timedelta) -> tuple[Plan, str]:
 
 
 def _judge_strange(leaf: Leaf) -> tuple[Plan, str]:
-    if leaf.leaving and leaf.attachment is Attachment.PENDING:
-        # Read while another pruner ends it, when the bounds are gone and the link is not.
-        return Plan.DROP, "a pruner has detached it"
     what = "its bounds are not two moments" if leaf.ours else "it was not made by this app"
     if leaf.attachment is Attachment.PENDING:
         return Plan.LEAVE, f"{what}, and until somebody finalizes its detachment no other can be detached"

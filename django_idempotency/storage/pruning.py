@@ -30,7 +30,8 @@ _BRIEFLY = "50ms"
 # A batch of tombstones is what this many pages of a leaf hold: some thousand records without bodies, fewer with them.
 _PAGES = 256
 
-# Strays are looked for beside the table, where our leaves are made. A leaf that is gone while this runs has no size.
+# Strays are looked for beside the table, where our leaves are made. Bounds that cannot be written out are those of a
+# leaf that somebody has dropped since this began, which newer servers even wait for: it is left out. Its size is null.
 _LEAVES = r"""
 WITH session AS MATERIALIZED (
     SELECT set_config('datestyle', 'ISO', true) || set_config('lock_timeout', '2s', true) AS is_set
@@ -52,11 +53,12 @@ SELECT
 FROM session CROSS JOIN leaf
 JOIN pg_class AS c ON c.oid = leaf.oid
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
+CROSS JOIN LATERAL (SELECT CASE WHEN session.is_set <> '' THEN pg_get_expr(c.relpartbound, c.oid) END) AS bound(written)
 LEFT JOIN LATERAL regexp_match(
-    CASE WHEN session.is_set <> '' THEN pg_get_expr(c.relpartbound, c.oid) END,
-    '^FOR VALUES FROM [(]''([^'']+)''[)] TO [(]''([^'']+)''[)]$'
+    bound.written, '^FOR VALUES FROM [(]''([^'']+)''[)] TO [(]''([^'']+)''[)]$'
 ) AS bounds ON true
-WHERE %(name)s::text IS NULL OR format('%%I.%%I', n.nspname, c.relname) = %(name)s
+WHERE (%(name)s::text IS NULL OR format('%%I.%%I', n.nspname, c.relname) = %(name)s)
+    AND (c.relpartbound IS NULL OR bound.written IS NOT NULL)
 """
 
 # Left alone where there is one: made by the run that was interrupted, or, by less than a leaf's length, for an earlier

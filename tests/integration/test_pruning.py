@@ -29,6 +29,9 @@ from tests.support.leaves import (
 from tests.support.waiting import eventually
 
 PATIENT = 20.0
+WAIT_FOR_A_LOCK = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
 
 
 @pytest.fixture
@@ -47,6 +50,11 @@ def fates(lab, alias=None, **how):
     """What became of each leaf that is not in use, by its name."""
     found = {each.name: each for each in prune(alias or lab.aliases[0], **how)}
     return {name: each.fate for name, each in found.items() if "may not have" not in (each.reason or "")}
+
+
+def look_at_all(lab, alias=None):
+    with own_connection(alias or lab.aliases[0]) as connection:
+        return steps.leaves(connection, partitions.SEALED)
 
 
 def reason(lab, name):
@@ -389,6 +397,20 @@ def test_where_no_session_is_kept_two_pruners_do_no_harm(lab, crowd, monkeypatch
         assert set(each.values()) <= {Fate.DROPPED}
     assert not any(is_there(lab, name) for name in names)
     assert Keys(lab.aliases[0]).count(kept) == 1
+
+
+def test_a_leaf_that_is_dropped_while_it_is_looked_at_is_not_taken_for_a_strange_one(lab, crowd):
+    """From PostgreSQL 16 on, writing out its bounds waits for whoever drops it, and finds nothing then."""
+    (name,) = make_past(lab, 2)
+    others = {each.name for each in look_at_all(lab)} - {name}
+    dropper = Keys(lab.session())
+    with dropper.atomic():
+        lab.do(f"DROP TABLE {name}", alias=dropper.alias)
+        looking = crowd.start(look_at_all, lab, lab.session())
+        eventually(lambda: looking.done() or lab.ask(WAIT_FOR_A_LOCK), "it has passed the table, or waits for it")
+    found = looking.result(PATIENT)
+    assert {each.name for each in found} - {name} == others
+    assert [each for each in found if each.interval is None] == []
 
 
 def test_a_pooler_is_noticed_and_nothing_is_set_for_its_sessions(lab, monkeypatch):

@@ -104,14 +104,6 @@ def test_until_that_is_ended_no_other_is_tried():
     }
 
 
-def test_one_that_another_pruner_is_just_detaching_is_no_strange_one():
-    """Its bounds are gone before its link is."""
-    seen = leaf(9 * DAY, attachment=Attachment.PENDING, interval=None)
-    assert plan_of(seen) is Plan.LEAVE
-    assert plans(replace(seen, leaving=True), leaf(8 * DAY)).keys() == {seen.name, leaf(8 * DAY).name}
-    assert set(plans(replace(seen, leaving=True), leaf(8 * DAY)).values()) == {Plan.DROP}
-
-
 def test_what_somebody_detached_to_keep_is_kept():
     kept = leaf(30 * DAY, attachment=Attachment.DETACHED, interval=None)
     assert plan_of(kept) is Plan.KEEP
