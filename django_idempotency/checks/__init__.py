@@ -14,7 +14,7 @@ from django.core.checks import CheckMessage, Tags, register
 
 from ..conf import current, problems
 from . import databases as asked, settings as configured, views as written
-from .health import HEALTH
+from .health import HEALTH, weighed
 from .ids import IDS, found
 from .operations import operations
 from .terms import protections_of, terms_of, views_in_use
@@ -85,4 +85,4 @@ def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
         return []
     aliases = [alias for alias in databases or () if alias in current().DATABASES]
     terms = terms_of(protections_of(views_in_use())) if aliases else []
-    return [fault for alias in aliases for fault in asked.database(alias, terms)]
+    return [weighed(fault) for alias in aliases for fault in asked.database(alias, terms)]

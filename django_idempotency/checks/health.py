@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import current
@@ -16,6 +17,8 @@ from .ids import found
 
 HEALTH = frozenset({"E030", "W031", "E032", "E033", "E035", "E036", "W037", "W050", "W051", "W052"})
 """The checks whose answer may be another one tomorrow, with the same code and settings."""
+
+_ERRORS_OF_CHECK = frozenset({"W037", "W050", "W051", "W052"})
 
 # Fifteen sweeps of the schedule that this package proposes, and more than any pause of a service or of cron.
 _NO_SWEEP = timedelta(minutes=15)
@@ -34,6 +37,16 @@ def health(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     yield from _downstream(connection.alias)
     if connection.vendor == "postgresql":
         yield from _vacuum(connection)
+
+
+def weighed(message: CheckMessage) -> CheckMessage:
+    """An error, if it is about the store's health and ``manage.py check`` asks, whose exit status should say so.
+
+    Of all other commands, a warning: an error would stop the very deployment that brings the sweeper.
+    """
+    if sys.argv[1:2] == ["check"] and str(message.id).rpartition(".")[2] in _ERRORS_OF_CHECK:
+        return Error(message.msg, hint=message.hint, obj=message.obj, id=message.id)
+    return message
 
 
 def _sweeper(alias: str) -> Iterator[CheckMessage]:

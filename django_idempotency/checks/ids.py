@@ -43,7 +43,8 @@ IDS: dict[str, str] = {
     "W051": "A call that has no answer will soon be forgotten by the other side.",
     "W052": "Vacuum does not keep up with the claims in flight.",
 }
-"""By the end of the id (``django_idempotency.E001``). E stops ``check`` and whatever runs it; W does not."""
+"""By the end of the id (``django_idempotency.E001``). E stops ``check`` and whatever runs it; W does not, unless
+it is about the store's health and ``check`` itself asks a database."""
 
 
 def found(id: str, message: str, hint: str, obj: object = None) -> checks.CheckMessage:

@@ -319,22 +319,31 @@ def test_what_is_in_flight_and_what_was_counted(swept, outside):
     assert 30 <= database["last_sweep"] <= 180
 
 
+def run(*arguments):
+    """A command in a process of its own, on the database of the tests."""
+    environment = os.environ | {"DATABASE_URL": url_of_tests(), "DJANGO_SETTINGS_MODULE": "example_project.settings"}
+    return subprocess.run(
+        [sys.executable, "-m", "django", *arguments],
+        env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_check_says_by_its_exit_status_how_the_store_stands_and_stops_nothing_else(committed):
+    checked = run("check", "--database", "default")
+    assert (checked.returncode, "django_idempotency.W050" in checked.stderr) == (1, True), checked.stderr
+    assert run("check").returncode == 0
+    assert run("migrate", "--database", "default", "--verbosity", "0").returncode == 0
+    assert run("idempotency", "sweep").returncode == 0
+    assert run("check", "--database", "default").returncode == 0
+
+
 def test_a_process_that_sweeps_is_known_to_one_that_asks(committed):
     """Through the table: the one counts as it ends, the other reads."""
-    environment = os.environ | {"DATABASE_URL": url_of_tests()}
-
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "django", "idempotency", *arguments],
-            env=environment | {"DJANGO_SETTINGS_MODULE": "example_project.settings"},
-            cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-
-    before = run("status", "--json")
+    before = run("idempotency", "status", "--json")
     assert before.returncode == FOR_A_PERSON
     assert [each["id"] for each in json.loads(before.stdout)["databases"][0]["faults"]] == ["django_idempotency.W050"]
-    assert run("sweep").returncode == 0
-    after = run("status", "--json")
+    assert run("idempotency", "sweep").returncode == 0
+    after = run("idempotency", "status", "--json")
     assert (after.returncode, after.stderr) == (0, "")
     assert json.loads(after.stdout)["databases"][0]["last_sweep"] < 120
     assert json.loads(after.stdout)["routes"] == {"hour": {}, "day": {}}
