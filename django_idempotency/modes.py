@@ -115,33 +115,56 @@ class Leased:
         self._claim = claim
         self._transactions = transactions
         self._renewal: renewal.Renewal | None = None
+        self._has_begun = False
+        """The transaction of the effect, in the round trip of the claim."""
 
     @property
     def durable(self) -> bool:
         return self._transactions.is_outermost(self._store.alias)
 
     def claim(self) -> ClaimAnswer:
+        self._make_ready()
+        if self._store.can_claim_and_begin() and (answer := self._claim_and_begin()):
+            return answer
+        return self._store.claim_committed(self._claim)
+
+    def _make_ready(self) -> None:
         self._transactions.commit()
         refuse_outer_block(connections[self._store.alias])
-        return self._store.claim_committed(self._claim)
+
+    def _claim_and_begin(self) -> ClaimAnswer | None:
+        """None where the transaction that the session begins by itself is not one to claim in."""
+        self._transactions.open(self._store.alias)
+        answer = self._store.claim_and_begin(self._claim, silence=self._longest_silence)
+        self._has_begun = answer.verdict is Verdict.CLAIMED
+        if not self._has_begun:
+            self._transactions.roll_back()
+        return None if answer.verdict is Verdict.WRONG_ISOLATION else answer
 
     def take_over(self, record: Record) -> bool:
         return self._store.take_over(record, self._claim)
 
     def begin(self) -> None:
         self._renew()
-        self._reopen()
+        if self._has_begun:
+            self._transactions.reopen(self._store.alias)
+        else:
+            self._reopen()
 
     def _reopen(self) -> None:
         self._transactions.open(self._store.alias)
         if self.durable:
             # Ahead of what the project does there, so that it travels with the BEGIN.
-            self._store.limit_silence(renewal.longest_silence(self._claim.lease))
+            self._store.limit_silence(self._longest_silence)
         self._transactions.reopen(self._store.alias)
+
+    @property
+    def _longest_silence(self) -> float:
+        return renewal.longest_silence(self._claim.lease)
 
     def _renew(self) -> None:
         # Inside a TestCase another connection sees neither the claim nor its lease.
-        if self._store.renews_leases and not connections[self._store.alias].in_atomic_block:
+        if self._store.renews_leases and (self._has_begun or not connections[self._store.alias].in_atomic_block):
             claim = self._claim
             self._renewal = renewal.start(self._store.alias, claim.id, claim.owner_token, claim.lease)
 
@@ -180,6 +203,10 @@ class Phased(Leased):
 
     The view around it runs outside any transaction of ours: what it writes there commits by itself, unfenced.
     """
+
+    def claim(self) -> ClaimAnswer:
+        self._make_ready()
+        return self._store.claim_committed(self._claim)
 
     def begin(self) -> None:
         self._renew()

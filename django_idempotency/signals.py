@@ -8,7 +8,7 @@ from django.dispatch import Signal
 
 from .core.counted import Counted
 
-counted = Signal()
+counted = Signal(use_caching=True)
 """Sent for everything that is counted. Its sender is the outcome, so that a receiver can listen to one alone.
 
 :param outcome: a :class:`Counted`.

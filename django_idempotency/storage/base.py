@@ -50,6 +50,15 @@ class Store(Protocol):
         """Claim in a READ COMMITTED transaction of its own, whatever the session's default is."""
         ...
 
+    def can_claim_and_begin(self) -> bool:
+        """Whether the connection, as it is now, takes several statements in one round trip."""
+        ...
+
+    def claim_and_begin(self, claim: Claim, *, silence: float) -> ClaimAnswer:
+        """Claim as the first that is done in the open transaction, commit that, and begin the next one in its place,
+        with its ``silence`` limited as below. All in one round trip, and whatever the claim comes to."""
+        ...
+
     def limit_silence(self, seconds: float) -> None:
         """End the open transaction when its client sends no statement for so long, unless it is to end sooner."""
         ...

@@ -69,6 +69,12 @@ class PortableStore:
         with transaction.atomic(using=self.alias):
             return self.claim(claim, limit_silence=False, savepoint=None)
 
+    def can_claim_and_begin(self) -> bool:
+        return False
+
+    def claim_and_begin(self, claim: Claim, *, silence: float) -> ClaimAnswer:
+        raise NotImplementedError
+
     def limit_silence(self, seconds: float) -> None:
         """There is no such limit. A process that dies frees the file, and one that hangs has to be killed."""
 

@@ -18,7 +18,7 @@ from django.db import OperationalError, connections, transaction
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Seen, Verdict
 from .base import NEVER, readable, record_from
-from .transactions import awaits_begin, bringing_begin, sqlstate, transaction_on
+from .transactions import awaits_begin, bringing_begin, sqlstate, takes_several, transaction_on
 
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s::smallint, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s AND steps IS NULL"
@@ -31,6 +31,7 @@ UPDATE idempotency_key_in_flight SET
 WHERE id = %s AND owner_token = %s
 """
 _FIND = "SELECT idempotency_record_v1(k)::text FROM idempotency_key AS k WHERE k.id = %s"
+_LIMIT_SILENCE = "SELECT idempotency_limit_silence_v1({})"
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 # A row that somebody holds, whose owner is just sealing or whose lapsed lease is being taken over, must not keep all
 # other leases from being renewed.
@@ -86,7 +87,10 @@ class PostgresStore:
         self.alias = alias
 
     def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
-        begins = savepoint is not None and awaits_begin(connections[self.alias])
+        return self._claim(claim, limit_silence=limit_silence, then=savepoint)
+
+    def _claim(self, claim: Claim, *, limit_silence: bool, then: str | None) -> ClaimAnswer:
+        begins = then is not None and awaits_begin(connections[self.alias])
         statement = _claim_statement(
             begins=begins,
             scheme=claim.fingerprint_scheme,
@@ -95,7 +99,7 @@ class PostgresStore:
             max_wait=claim.max_wait,
             limit_silence=limit_silence,
             refuse_expired_for=claim.refuse_expired_for,
-            savepoint=savepoint,
+            then=then,
         )
         arguments = (claim.id, claim.scope, claim.key, claim.fingerprint, claim.owner_token)
         answer: str = (self._value_after_begin if begins else self._value)(statement, arguments)
@@ -113,12 +117,19 @@ class PostgresStore:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             return self.claim(claim, limit_silence=False, savepoint=None)
 
+    def can_claim_and_begin(self) -> bool:
+        connection = connections[self.alias]
+        return takes_several(connection) and not connection.in_atomic_block
+
+    def claim_and_begin(self, claim: Claim, *, silence: float) -> ClaimAnswer:
+        return self._claim(claim, limit_silence=False, then=f"COMMIT AND CHAIN; {_LIMIT_SILENCE.format(silence)}")
+
     def limit_silence(self, seconds: float) -> None:
         connection = connections[self.alias]
         begins = awaits_begin(connection) and not connection.execute_wrappers
         with bringing_begin(connection) if begins else nullcontext(), connection.cursor() as cursor:
             # Without parameters, so that server-side binding lets two statements through.
-            cursor.execute(f"{'BEGIN; ' if begins else ''}SELECT idempotency_limit_silence_v1({seconds})")
+            cursor.execute(f"{'BEGIN; ' if begins else ''}{_LIMIT_SILENCE.format(seconds)}")
 
     def take_over(self, record: Record, claim: Claim) -> bool:
         arguments = (
@@ -240,13 +251,13 @@ def _claim_statement(
     max_wait: float,
     limit_silence: bool,
     refuse_expired_for: float,
-    savepoint: str | None,
+    then: str | None,
 ) -> str:
     terms = [f"{scheme}::smallint", f"'{mode}'", f"{lease}", f"{max_wait}", f"{limit_silence}"]
     if refuse_expired_for:
         terms.append(f"{refuse_expired_for}")
     claim = f"SELECT idempotency_claim_v1(%s, %s, %s, %s, %s, {', '.join(terms)})"
-    return "; ".join(filter(None, ("BEGIN" if begins else None, claim, savepoint)))
+    return "; ".join(filter(None, ("BEGIN" if begins else None, claim, then)))
 
 
 @lru_cache

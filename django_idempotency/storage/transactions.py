@@ -1,5 +1,5 @@
-"""What travels with a claim and spares it round trips: the BEGIN of its transaction, and the savepoint that undoes a
-view's writes and keeps the claim.
+"""What travels with a claim and spares it round trips: the BEGIN of its transaction, the savepoint that undoes a view's
+writes and keeps the claim, and in LEASED mode the COMMIT of the claim and the next BEGIN.
 
 That needs private bookkeeping, which is touched here and nowhere else. Of Django's, ``run_on_commit`` and
 ``savepoint_ids``: with our id on the connection, ``on_commit`` hooks that the view registered are dropped when its
@@ -85,17 +85,21 @@ Savepoint = TravellingSavepoint | NestedSavepoint
 
 def savepoint_on(connection: BaseDatabaseWrapper, *, travelling: bool = True) -> Savepoint:
     """The cheapest savepoint that this connection can set."""
-    if (
-        not travelling
-        or connection.vendor != "postgresql"
-        or connection.settings_dict["OPTIONS"].get("server_side_binding")
-        # They may add statements of their own, and then take the answer of the last one for ours (pghistory does).
-        or connection.execute_wrappers
-    ):
+    if not travelling or not takes_several(connection):
         return NestedSavepoint(connection)
     if not (hasattr(connection, "run_on_commit") and hasattr(connection, "savepoint_ids")):
         return NestedSavepoint(connection)
     return TravellingSavepoint(connection)
+
+
+def takes_several(connection: BaseDatabaseWrapper) -> bool:
+    """Whether several statements can share a round trip."""
+    return (
+        connection.vendor == "postgresql"
+        and not connection.settings_dict["OPTIONS"].get("server_side_binding")
+        # They may add statements of their own, and then take the answer of the last one for ours (pghistory does).
+        and not connection.execute_wrappers
+    )
 
 
 def awaits_begin(connection: BaseDatabaseWrapper) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 
 import psycopg
@@ -338,6 +339,38 @@ def test_a_claim_in_another_isolation_is_refused_by_the_claim_itself(shared_lab,
     claim = new_claim()
     assert keys.claim(claim).verdict is Verdict.WRONG_ISOLATION
     assert keys.store.find(claim.id) is None
+
+
+def test_a_claim_that_begins_the_next_transaction_is_committed_and_what_follows_is_not(shared_lab, owner, rival):
+    claim, effect, limit = new_claim(), new_claim(), "SHOW idle_in_transaction_session_timeout"
+    with owner.undone():
+        assert owner.store.claim_and_begin(claim, silence=7.5).verdict is Verdict.CLAIMED
+        assert shared_lab.ask(limit, alias=owner.alias) == "7500ms"
+        assert rival.store.find(claim.id).owner_token == claim.owner_token
+        owner.own(effect)
+        assert rival.store.find(effect.id) is None
+    assert rival.store.find(claim.id).owner_token == claim.owner_token
+    assert rival.store.find(effect.id) is None
+    assert shared_lab.ask(limit, alias=owner.alias) == "0"
+
+
+def test_so_is_what_it_finds_answered(owner, rival):
+    running, sealed = owner.own(new_claim()), owner.sealed(new_claim())
+    for claim in (running, sealed):
+        with rival.undone():
+            answer = rival.store.claim_and_begin(rival_of(claim), silence=7.5)
+        assert (answer.verdict, answer.record.owner_token) == (Verdict.FOUND, claim.owner_token)
+
+
+@pytest.mark.parametrize("how", ["wrapped", "server-side binding", "in a block"])
+def test_it_is_not_tried_where_statements_do_not_travel_together(shared_lab, how):
+    options = {"server_side_binding": True} if how == "server-side binding" else {}
+    keys = Keys(shared_lab.session(options=options))
+    assert keys.store.can_claim_and_begin() is not bool(options)
+    wrapped = connections[keys.alias].execute_wrapper(lambda execute, *rest: execute(*rest))
+    around = {"wrapped": wrapped, "in a block": keys.atomic()}.get(how, nullcontext())
+    with around:
+        assert not keys.store.can_claim_and_begin()
 
 
 @pytest.mark.parametrize("how", STRICTER.values(), ids=STRICTER)
