@@ -136,7 +136,8 @@ def test_a_store_that_is_down_is_unavailable(site, heard, monkeypatch, way, mode
     site.add(way(Handling(answers()), {"mode": mode}))
     site.send()
     heard.take()
-    monkeypatch.setattr(type(store_for("default")), "claim", fail)
+    for way_in in ("claim", "claim_and_begin"):
+        monkeypatch.setattr(type(store_for("default")), way_in, fail)
     assert site.send().status_code == 503
     assert heard.take() == ["unavailable"]
 
