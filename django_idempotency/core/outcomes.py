@@ -29,7 +29,8 @@ class OutcomeRules:
     :param decide: ``callable(status, exception)`` that answers a :class:`Decision`, or None for "no opinion".
     :param by_exception: exception class to decision; the class nearest in the exception's own MRO wins.
     :param by_status: response status to decision.
-    :param release: statuses that leave the key free. 5xx always do: an unknown failure must stay retryable.
+    :param release: statuses that leave the key free. 5xx do, named or not, unless an earlier rule speaks: an unknown
+        failure must stay retryable.
 
     An exception that declares a ``status_code`` of its own is judged by that status, whatever the project's exception
     handler renders it as: a validation error stays one when it is sent as 422.
