@@ -134,7 +134,8 @@ class Leased:
 
     def _claim_and_begin(self) -> ClaimAnswer | None:
         """None where the transaction that the session begins by itself is not one to claim in."""
-        self._transactions.open(self._store.alias)
+        # Alone: a claim may wait for a rival, and the others of ATOMIC_REQUESTS may be locked from their beginning.
+        self._transactions.open_alone(self._store.alias)
         answer = self._store.claim_and_begin(self._claim, silence=self._longest_silence)
         self._has_begun = answer.verdict is Verdict.CLAIMED
         if not self._has_begun:

@@ -33,8 +33,11 @@ class RequestTransactions:
         """Begin what is not yet open: the transactions of ATOMIC_REQUESTS, and those on the ``extra`` aliases."""
         configured = [alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"]]
         for alias in (*(alias for alias in configured if alias not in self._opted_out), *extra):
-            if alias not in self._blocks:
-                self._blocks[alias] = _Block(connections[alias])
+            self.open_alone(alias)
+
+    def open_alone(self, alias: str) -> None:
+        if alias not in self._blocks:
+            self._blocks[alias] = _Block(connections[alias])
 
     def reopen(self, *extra: str) -> None:
         self.open(*extra)

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
+from weakref import WeakSet
 
 from django.db import OperationalError, connections, transaction
 
@@ -75,6 +76,9 @@ _RELEASE_SEEN = (
 # Owners that a sweeper may meet in the act of sealing before it gives up for this round.
 _TRIES = 20
 
+# Sessions whose transactions begin in another isolation level than READ COMMITTED. That is asked for once.
+_otherwise_isolated: WeakSet[Any] = WeakSet()
+
 JUST_MOVING = "40001"
 """SQLSTATE of a write to a row that somebody is moving to another partition: it is not ours any more."""
 
@@ -119,10 +123,18 @@ class PostgresStore:
 
     def can_claim_and_begin(self) -> bool:
         connection = connections[self.alias]
-        return takes_several(connection) and not connection.in_atomic_block
+        return (
+            takes_several(connection)
+            and not connection.in_atomic_block
+            and connection.connection not in _otherwise_isolated
+        )
 
     def claim_and_begin(self, claim: Claim, *, silence: float) -> ClaimAnswer:
-        return self._claim(claim, limit_silence=False, then=f"COMMIT AND CHAIN; {_LIMIT_SILENCE.format(silence)}")
+        then = f"COMMIT AND CHAIN; {_LIMIT_SILENCE.format(silence)}"
+        answer = self._claim(claim, limit_silence=False, then=then)
+        if answer.verdict is Verdict.WRONG_ISOLATION:
+            _otherwise_isolated.add(connections[self.alias].connection)
+        return answer
 
     def limit_silence(self, seconds: float) -> None:
         connection = connections[self.alias]

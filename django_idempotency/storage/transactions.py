@@ -96,7 +96,9 @@ def takes_several(connection: BaseDatabaseWrapper) -> bool:
     """Whether several statements can share a round trip."""
     return (
         connection.vendor == "postgresql"
-        and not connection.settings_dict["OPTIONS"].get("server_side_binding")
+        # A cursor that leaves the parameters to the server cannot send a second statement. One that binds them can show
+        # the result.
+        and hasattr(getattr(connection.connection, "cursor_factory", None), "mogrify")
         # They may add statements of their own, and then take the answer of the last one for ours (pghistory does).
         and not connection.execute_wrappers
     )

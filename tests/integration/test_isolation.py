@@ -21,9 +21,12 @@ from django_idempotency.service import Execution, Intent
 from tests.support.crowds import Crowd
 from tests.support.keys import CREATED, Keys, new_claim, rival_of
 from tests.support.waiting import eventually
+from tests.support.wire import Wire
 
 SCOPE = "auth.user:5 charge:POST"
 LEVELS = ["repeatable read", "serializable"]
+# Without the transaction's isolation in Django's options, the claim says first that it needs another one.
+SEEN_BY_THE_CLAIM_ALONE = [(level, "server") for level in LEVELS]
 
 
 @pytest.fixture
@@ -108,6 +111,19 @@ def test_a_renewal_never_costs_its_own_owner_the_seal(lab, request_on, caplog, l
     assert (each in renewal._renewer._renewals) is (level == "read committed"), "it is said once a request"
     execution.finish(Outcome(201, lambda: CREATED))
     assert request_on(alias).response == CREATED
+
+
+@pytest.mark.parametrize("level", ["read committed", *LEVELS])
+@pytest.mark.parametrize("where", ["server", "options"])
+def test_a_session_is_asked_once_whether_a_claim_may_begin_the_next_transaction(lab, request_on, level, where):
+    alias = strict_session(lab, level, where)
+    request_on(alias, key="first").finish(Outcome(201, lambda: CREATED))
+    with Wire(connections[alias]) as wire:
+        execution = request_on(alias)
+    execution.abandon()
+    travelled = any({"claim", "COMMIT"} <= set(trip) for trip in wire.round_trips)
+    assert travelled is (level == "read committed")
+    assert sum("claim" in trip for trip in wire.round_trips) == (2 if (level, where) in SEEN_BY_THE_CLAIM_ALONE else 1)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -15,6 +15,7 @@ from django_idempotency.core.fingerprint import Content, EmptyBody
 from django_idempotency.ownership import Outcome
 from django_idempotency.request_transactions import RequestTransactions
 from django_idempotency.service import Execution, Intent
+from django_idempotency.storage.postgres import PostgresStore
 from tests.support.keys import CREATED
 from tests.support.modes import TRANSACTIONAL
 
@@ -62,6 +63,22 @@ def test_a_database_that_is_down_or_read_only(lab, alias_of, begin, caplog, mode
     assert not connections[alias].in_atomic_block
     assert f"The keys on {alias!r} cannot be reached" in caplog.text
     assert lab.ask("SELECT count(*) FROM idempotency_key") == 0
+
+
+def test_while_a_claim_waits_no_other_database_is_held_up(lab, begin, monkeypatch):
+    """One of ATOMIC_REQUESTS may be a file that has one writer at a time."""
+    alias, other = lab.session(), lab.session(ATOMIC_REQUESTS=True)
+    claim_and_begin, open_meanwhile = PostgresStore.claim_and_begin, []
+
+    def watched(*arguments, **named):
+        open_meanwhile.append({each for each in (alias, other) if connections[each].in_atomic_block})
+        return claim_and_begin(*arguments, **named)
+
+    monkeypatch.setattr(PostgresStore, "claim_and_begin", watched)
+    execution = begin(alias, IdempotencyMode.LEASED)
+    assert open_meanwhile == [{alias}]
+    assert connections[other].in_atomic_block
+    execution.abandon()
 
 
 def test_a_wait_that_the_server_ends_before_max_wait_does(lab, begin):

@@ -9,6 +9,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 from django.db import DataError, Error, OperationalError, connections
+from django.db.backends.postgresql.base import ServerBindingCursor
 
 from django_idempotency import renewal
 from django_idempotency.core.states import Sealing, State, Verdict
@@ -362,11 +363,18 @@ def test_so_is_what_it_finds_answered(owner, rival):
         assert (answer.verdict, answer.record.owner_token) == (Verdict.FOUND, claim.owner_token)
 
 
-@pytest.mark.parametrize("how", ["wrapped", "server-side binding", "in a block"])
+ONE_BY_ONE = {
+    "server-side binding": {"server_side_binding": True},
+    "a cursor that binds on the server": {"cursor_factory": ServerBindingCursor},
+    "the driver's own cursor": {"cursor_factory": psycopg.Cursor},
+}
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in a block", *ONE_BY_ONE])
 def test_it_is_not_tried_where_statements_do_not_travel_together(shared_lab, how):
-    options = {"server_side_binding": True} if how == "server-side binding" else {}
-    keys = Keys(shared_lab.session(options=options))
-    assert keys.store.can_claim_and_begin() is not bool(options)
+    keys = Keys(shared_lab.session(options=ONE_BY_ONE.get(how)))
+    connections[keys.alias].ensure_connection()
+    assert keys.store.can_claim_and_begin() is (how not in ONE_BY_ONE)
     wrapped = connections[keys.alias].execute_wrapper(lambda execute, *rest: execute(*rest))
     around = {"wrapped": wrapped, "in a block": keys.atomic()}.get(how, nullcontext())
     with around:

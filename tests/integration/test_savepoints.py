@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from django.db import Error, IntegrityError, connections, transaction
 from django.test.utils import CaptureQueriesContext
-from psycopg import IsolationLevel
+from psycopg import ClientCursor, IsolationLevel
 from psycopg.pq import TransactionStatus
 
 from django_idempotency import IdempotencyMode, IdempotencyPolicy
@@ -371,17 +371,22 @@ def test_nothing_awaits_a_begin_outside_of_a_transaction_or_elsewhere(shared_lab
 # --- which one ---
 
 
+def connected(alias):
+    connections[alias].ensure_connection()
+    return connections[alias]
+
+
 def test_it_travels_where_several_statements_can_share_a_round_trip(shared_lab):
-    assert isinstance(savepoint_on(connections[shared_lab.session()]), TravellingSavepoint)
+    assert isinstance(savepoint_on(connected(shared_lab.session())), TravellingSavepoint)
 
 
 def test_it_is_nested_elsewhere(shared_lab, sqlite_file):
     file = LaboratoryFile(sqlite_file)
     binding = shared_lab.session(options={"server_side_binding": True})
-    assert isinstance(savepoint_on(connections[binding]), NestedSavepoint)
-    assert isinstance(savepoint_on(connections[file.session()]), NestedSavepoint)
-    assert isinstance(savepoint_on(connections[shared_lab.session()], travelling=False), NestedSavepoint)
-    watched = connections[shared_lab.session()]
+    assert isinstance(savepoint_on(connected(binding)), NestedSavepoint)
+    assert isinstance(savepoint_on(connected(file.session())), NestedSavepoint)
+    assert isinstance(savepoint_on(connected(shared_lab.session()), travelling=False), NestedSavepoint)
+    watched = connected(shared_lab.session())
     with watched.execute_wrapper(lambda execute, *arguments: execute(*arguments)):
         assert isinstance(savepoint_on(watched), NestedSavepoint)
     assert isinstance(savepoint_on(watched), TravellingSavepoint)
@@ -392,7 +397,8 @@ def test_it_is_nested_elsewhere(shared_lab, sqlite_file):
 def test_it_is_nested_where_django_keeps_other_books(missing):
     books = {"run_on_commit": [], "savepoint_ids": []}
     del books[missing]
-    connection = SimpleNamespace(vendor="postgresql", settings_dict={"OPTIONS": {}}, execute_wrappers=[], **books)
+    driver = SimpleNamespace(cursor_factory=ClientCursor)
+    connection = SimpleNamespace(vendor="postgresql", connection=driver, execute_wrappers=[], **books)
     assert isinstance(savepoint_on(connection), NestedSavepoint)
 
 
