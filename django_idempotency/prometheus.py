@@ -47,7 +47,7 @@ GAUGES = {
         "Time since the oldest claim in flight was made; 0 without one.",
     ),
     "held": ("django_idempotency_held", "Claims of which nobody knows whether they took effect."),
-    "stuck": ("django_idempotency_stuck", "Claims whose lease is over for longer than a sweeper waits."),
+    "stuck": ("django_idempotency_stuck", "Claims that a sweeper could take up now, and did not yet."),
     "cover": ("django_idempotency_partitions_ahead_seconds", "Time until the partitions end."),
     "size": ("django_idempotency_size_bytes", "Size of the keys with their indexes."),
     "sealed": ("django_idempotency_sealed_records", "Sealed records, estimated."),

@@ -10,6 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.storage.base import NEVER
 from django_idempotency.storage.gauges import Gauges, gauges
 from tests.support.keys import new_claim
 
@@ -44,6 +45,16 @@ def test_claims_are_counted_by_how_they_stand(empty):
     assert (found.in_flight, found.held, found.stuck) == (4, 1, 2)
     assert found.oldest_in_flight == pytest.approx(90, abs=30)
     assert look(empty, stale_after=26.0).stuck == 1
+
+
+def test_stuck_is_only_what_a_sweeper_could_take_up_now(empty):
+    """What is for a person, or to be tried again later, waits for no sweeper: an alarm about it would call in vain."""
+    now = timezone.now()
+    for sweep_after in (NEVER, now + timedelta(minutes=5), now - timedelta(minutes=5), None):
+        change(empty, empty.lapsed(new_claim()), held_at=now, held_reason="a time-out", sweep_after=sweep_after)
+    found = look(empty, stale_after=0.0)
+    assert (found.in_flight, found.held, found.stuck) == (4, 4, 2)
+    assert len(empty.store.stale(10, stale_after=0.0)) == found.stuck
 
 
 def test_on_postgresql_the_rest_is_known_too(lab):
