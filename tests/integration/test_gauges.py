@@ -71,6 +71,8 @@ def test_on_postgresql_the_rest_is_known_too(lab):
         " attempts, claimed_at, sealed_at, expires_at, response_status, sweeps)"
         " SELECT gen_random_uuid(), 'sealed', 's', 'k', '', 1, 'atomic', gen_random_uuid(),"
         " 1, now(), now(), now() + interval '1 day', 201, 0 FROM generate_series(1, 5000)",
+        # Else what the session has not told of yet is added to what ANALYZE finds.
+        "SELECT pg_stat_force_next_flush()",
         f"ANALYZE {leaf}",
         "ANALYZE idempotency_key_sealed",
     )
