@@ -9,6 +9,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_idempotency.dashboard.data import in_flight
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.storage.base import NEVER
 from django_idempotency.storage.gauges import Gauges, gauges
@@ -32,6 +33,7 @@ def change(keys, claim, **columns):
 def test_an_empty_store(empty):
     found = look(empty)
     assert (found.in_flight, found.oldest_in_flight, found.held, found.stuck) == (0, None, 0, 0)
+    assert found.left_to_a_person == 0
 
 
 def test_claims_are_counted_by_how_they_stand(empty):
@@ -55,6 +57,20 @@ def test_stuck_is_only_what_a_sweeper_could_take_up_now(empty):
     found = look(empty, stale_after=0.0)
     assert (found.in_flight, found.held, found.stuck) == (4, 4, 2)
     assert len(empty.store.stale(10, stale_after=0.0)) == found.stuck
+    assert found.left_to_a_person == 1
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Honolulu", "Pacific/Auckland"])
+@pytest.mark.parametrize("with_zones", [True, False])
+def test_what_a_sweeper_leaves_is_counted_until_somebody_decides(empty, settings, with_zones, zone):
+    settings.USE_TZ, settings.TIME_ZONE = with_zones, zone
+    claims = [empty.lapsed(new_claim()) for _ in range(3)]
+    for claim, sweep_after in zip(claims, (None, None, 3600.0), strict=True):
+        assert empty.store.hold(claim.id, claim.owner_token, "a time-out", sweep_after=sweep_after)
+    assert (look(empty).held, look(empty).left_to_a_person) == (3, 2)
+    assert in_flight(empty.alias)[0].for_a_person == 2, "as on the dashboard"
+    assert empty.store.release(claims[0].id, claims[0].owner_token)
+    assert look(empty).left_to_a_person == 1
 
 
 def test_on_postgresql_the_rest_is_known_too(lab):
@@ -99,7 +115,7 @@ def test_no_sealed_row_is_read(empty):
 def test_on_sqlite_what_is_not_cheap_is_not_said(empty):
     empty.own(new_claim())
     found = look(empty)
-    assert found == Gauges(1, found.oldest_in_flight, 0, 0, None, None, None)
+    assert found == Gauges(1, found.oldest_in_flight, 0, 0, 0, None, None, None)
 
 
 @pytest.mark.parametrize("zone", ["Pacific/Honolulu", "Pacific/Auckland"])
