@@ -15,10 +15,10 @@ from ..numbers import attention, signatures
 from ..sweeping import declared, discover
 from .ids import found
 
-HEALTH = frozenset({"E030", "W031", "E032", "E033", "E035", "E036", "W037", "W050", "W051", "W052"})
+HEALTH = frozenset({"E030", "W031", "E032", "E033", "E035", "E036", "W037", "W050", "W051", "W052", "W053"})
 """The checks whose answer may be another one tomorrow, with the same code and settings."""
 
-_ERRORS_OF_CHECK = frozenset({"W037", "W050", "W051", "W052"})
+_ERRORS_OF_CHECK = frozenset({"W037", "W050", "W051", "W052", "W053"})
 
 # Fifteen sweeps of the schedule that this package proposes, and more than any pause of a service or of cron.
 _NO_SWEEP = timedelta(minutes=15)
@@ -34,6 +34,7 @@ def health(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Of a database whose tables are there and can be read."""
     discover()
     yield from _sweeper(connection.alias)
+    yield from _left_to_a_person(connection.alias)
     yield from _downstream(connection.alias)
     if connection.vendor == "postgresql":
         yield from _vacuum(connection)
@@ -68,6 +69,18 @@ def _sweeper(alias: str) -> Iterator[CheckMessage]:
         if ago is None or ago > _NO_SWEEP:
             since = "No sweep is known of" if ago is None else f"The last sweep was {_span(ago)} ago"
             yield found("W050", f"{since} on {alias!r}, and this project has operations.", how)
+
+
+def _left_to_a_person(alias: str) -> Iterator[CheckMessage]:
+    left = attention.left_to_a_person(alias)
+    if left is not None:
+        yield found(
+            "W053",
+            f"Left to a person on {alias!r}: {number_of(left.number, 'key')}. The oldest has been in flight for "
+            f"{_span(left.age)}: {left.oldest}.",
+            f"No sweeper takes it up again. manage.py idempotency show {left.oldest} says why, and what to ask the "
+            "other side by. Then decide in the admin.",
+        )
 
 
 def _downstream(alias: str) -> Iterator[CheckMessage]:

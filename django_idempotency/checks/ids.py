@@ -42,6 +42,7 @@ IDS: dict[str, str] = {
     "W050": "No sweeper has run, or none gets through.",
     "W051": "A call that has no answer will soon be forgotten by the other side.",
     "W052": "Vacuum does not keep up with the claims in flight.",
+    "W053": "A key is left to a person.",
 }
 """By the end of the id (``django_idempotency.E001``). E stops ``check`` and whatever runs it; W does not, unless
 it is about the store's health and ``check`` itself asks a database."""

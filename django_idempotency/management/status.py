@@ -1,8 +1,9 @@
 """Say how the store stands: what is in flight, what is stuck, how far partitions reach, and who uses keys badly.
 
-It ends with status 3 if something has to be done: partitions run out, no sweeper runs, a call without an answer will be
-forgotten by the other side, vacuum does not keep up, or the database is read-only. manage.py check --database says the
-same, with all else that can be wrong. Signs of broken clients are told and change nothing about that.
+It ends with status 3 if something has to be done: partitions run out, no sweeper runs, a key is left to a person, a
+call without an answer will be forgotten by the other side, vacuum does not keep up, or the database is read-only.
+manage.py check --database says the same, with all else that can be wrong. Signs of broken clients are told and change
+nothing about that.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"{report.database}:"
     if report.gauges is not None:
         for name, value in _named(report, report.gauges):
-            yield f"  {name:<12}{value}"
+            yield f"  {name:<18}{value}"
     for fault in report.faults:
         yield f"  {str(fault.id).rpartition('.')[2]} {fault.msg}"
         yield f"    {fault.hint}"
@@ -130,6 +131,7 @@ def _named(report: Report, gauges: Gauges) -> Iterator[tuple[str, str]]:
     yield "in flight", f"{gauges.in_flight}{oldest}"
     yield "held", str(gauges.held)
     yield "stuck", str(gauges.stuck)
+    yield "left to a person", str(gauges.left_to_a_person)
     if gauges.sealed is not None:
         yield "sealed", f"about {gauges.sealed}"
     if gauges.size is not None:

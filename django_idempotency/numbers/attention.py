@@ -48,6 +48,22 @@ def _wait(claim: Any) -> timedelta:
 
 
 @dataclass(frozen=True)
+class Left:
+    """Claims that no sweeper takes up again, and the one of them that was claimed first."""
+
+    number: int
+    oldest: UUID
+    age: timedelta
+
+
+def left_to_a_person(alias: str) -> Left | None:
+    """Whatever they are: also without an operation, or with one that nobody knows here. None where there is none."""
+    left = IdempotencyKey.objects.using(alias).filter(state=State.IN_FLIGHT.value, sweep_after__gte=first_never())
+    oldest: Any = with_ages(left).order_by("claimed_at").first()
+    return None if oldest is None else Left(left.count(), oldest.pk, oldest.age)
+
+
+@dataclass(frozen=True)
 class Unanswered:
     """A call that the other side will forget in ``left``, or has forgotten."""
 

@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..core.states import State
 from ..models import IdempotencyKey
 from . import inspection
-from .base import as_kept
+from .base import as_kept, first_never
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class Gauges:
     """Since the oldest of them was claimed; None where there is none."""
     held: int
     stuck: int
-    """Those whose lease has been over for longer than a sweeper waits, held ones included."""
+    """Those that a sweeper could take up now, held ones included; not what is for a person or to be tried later."""
+    left_to_a_person: int
+    """Those that no sweeper takes up again."""
     cover: float | None
     """From now until the partitions end."""
     size: int | None
@@ -37,7 +39,11 @@ SELECT
     count(*),
     extract(epoch FROM clock_timestamp() - min(claimed_at))::float8,
     count(held_at),
-    count(*) FILTER (WHERE lease_expires_at + make_interval(secs => coalesce(stale_after, %s)) <= clock_timestamp())
+    count(*) FILTER (
+        WHERE lease_expires_at + make_interval(secs => coalesce(stale_after, %s)) <= clock_timestamp()
+            AND (sweep_after IS NULL OR sweep_after <= clock_timestamp())
+    ),
+    count(*) FILTER (WHERE sweep_after >= %s)
 FROM idempotency_key_in_flight
 """
 # What the statistics count as rows go in is newer than what the last ANALYZE found, and is lost with a crash.
@@ -56,23 +62,24 @@ def gauges(connection: BaseDatabaseWrapper, *, stale_after: float) -> Gauges:
 
 def _partitioned(connection: BaseDatabaseWrapper, stale_after: float) -> Gauges:
     with connection.cursor() as cursor:
-        cursor.execute(_IN_FLIGHT, (stale_after,))
-        in_flight, oldest, held, stuck = cursor.fetchone()
+        cursor.execute(_IN_FLIGHT, (stale_after, first_never()))
+        in_flight, oldest, held, stuck, left = cursor.fetchone()
         cursor.execute(_STORED)
         size, sealed = cursor.fetchone()
     cover = inspection.cover(connection).total_seconds()
-    return Gauges(in_flight, oldest, held, stuck, cover, size, sealed)
+    return Gauges(in_flight, oldest, held, stuck, left, cover, size, sealed)
 
 
 def _plain(connection: BaseDatabaseWrapper, stale_after: float) -> Gauges:
     now = as_kept(datetime.now(timezone.utc))
     claims = IdempotencyKey.objects.using(connection.alias).filter(state=State.IN_FLIGHT.value)
-    rows = list(claims.values_list("claimed_at", "held_at", "lease_expires_at", "stale_after"))
+    rows = list(claims.values_list("claimed_at", "held_at", "lease_expires_at", "stale_after", "sweep_after"))
     oldest = max(((now - claimed_at).total_seconds() for claimed_at, *_ in rows), default=None)
-    held = sum(held_at is not None for _, held_at, _, _ in rows)
+    held = sum(held_at is not None for _, held_at, *_ in rows)
     stuck = sum(
         (now - lease_expires_at).total_seconds() >= (stale_after if own is None else own)
-        for _, _, lease_expires_at, own in rows
-        if lease_expires_at is not None
+        for _, _, lease_expires_at, own, sweep_after in rows
+        if lease_expires_at is not None and (sweep_after is None or sweep_after <= now)
     )
-    return Gauges(len(rows), oldest, held, stuck, None, None, None)
+    left = sum(sweep_after is not None and sweep_after >= first_never() for *_, sweep_after in rows)
+    return Gauges(len(rows), oldest, held, stuck, left, None, None, None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import threading
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from html import unescape
 from io import StringIO
 from unittest.mock import Mock
 from uuid import UUID
@@ -17,20 +20,24 @@ from django.core import mail
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, connections
 from django.test import TransactionTestCase
+from django.urls import reverse
 
 from django_idempotency import failpoints
 from django_idempotency.core.errors import InProgress, KeyReused, OutcomeUnknown
 from django_idempotency.core.operations import registry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.operations import Declined, operation
+from django_idempotency.signals import Counted
 from example_project.payments import cards, jobs, operations, processor as client
 from example_project.payments.factories import SubscriptionFactory
 from example_project.payments.models import CardPayment, StagedJob
 from example_project.payments.operations import card_payment
 from example_project.payments.serializers import CardPaymentSerializer
+from example_project.payments.services import NotPossible
 from example_project.processor import Fault, Planned
 from tests.support.card_payments import CardPayer, assert_consistent, let_time_pass, record, sweep
 from tests.support.commits import delete_everything
+from tests.support.records import count
 
 PATIENCE = timedelta(seconds=0.3)
 """For an answer that a test holds back."""
@@ -338,6 +345,96 @@ class TestPastWhatTheProcessorRemembers:
         assert sweep() == ["finished"]
         assert retried(payer).status_code == 201
         assert charges(control, payer) == ["charge"]
+
+
+class TestWithTheRunbookAlone:
+    """Nobody will find out by machine. What is known here is what docs/how-to/alerts.md leads to."""
+
+    @staticmethod
+    def command(*arguments):
+        out, ended_with = StringIO(), 0
+        try:
+            call_command("idempotency", *arguments, stdout=out)
+        except CommandError as error:
+            ended_with = error.returncode
+        return out.getvalue(), ended_with
+
+    @pytest.fixture
+    def left(self, payer, control):
+        """The request went out with ``fault``, and a day later a sweeper gave up."""
+
+        def left(fault):
+            count(Counted.SWEEP, 1, route="default")
+            control.plan(fault)
+            assert payer.pay().status_code == 503
+            steps = record().steps
+            steps[-1]["started_at"] -= timedelta(hours=19).total_seconds()
+            IdempotencyKey.objects.filter(state="in_flight").update(steps=steps)
+            let_time_pass()
+            assert sweep() == ["left"]
+            let_time_pass()
+
+        return left
+
+    def what_is_said(self):
+        """The id of the key, and under which one the call without an answer was sent."""
+        out, ended_with = self.command("status")
+        assert (ended_with, "W053 Left to a person on 'default': 1 key." in out) == (3, True), out
+        [number] = set(re.findall(r"manage\.py idempotency show (\S+)", out))
+        out, _ = self.command("show", number)
+        [key] = re.findall(r"authorise: no answer, .* under the key (\S+)", out)
+        return number, key
+
+    @staticmethod
+    def mark_resolved(person, number, *, status, body):
+        page = reverse("admin:django_idempotency_idempotencykey_resolve", args=[number])
+        hidden = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', person.get(page).content.decode())
+        shown = {name: unescape(value) for name, value in hidden}
+        sent = {"status": status, "body": json.dumps(body, default=str), "reason": "Asked the processor."}
+        assert person.post(page, shown | sent).status_code == 302
+
+    @pytest.mark.usefixtures("impatient")
+    def test_what_happened_is_booked_and_then_marked_as_resolved(self, payer, control, left, admin_client):
+        left(Fault.SLOW)
+        control.until_held()
+        control.resume()  # it takes effect, after everybody has asked about it
+        number, key = self.what_is_said()
+
+        [charge] = client.look_up(key=key)
+        assert (charge["status"], payer.payment.status, payer.balance) == ("succeeded", "reserved", 0)
+        booked = cards.record(charge["reference"], charge)
+        self.mark_resolved(admin_client, number, status=201, body=CardPaymentSerializer(booked).data)
+
+        again = retried(payer)
+        assert (again.status_code, again.json()) == (201, payer.get(f"/api/card-payments/{booked.pk}/").json())
+        assert charges(control, payer) == ["charge"]
+        assert payer.balance == 42_00
+        assert self.command("status")[1] == 0
+
+    def test_what_did_not_happen_is_undone_and_then_marked_as_resolved(self, payer, control, left, admin_client):
+        left(Fault.NO_ANSWER_BEFORE_EFFECT)
+        number, key = self.what_is_said()
+
+        assert client.look_up(key=key) == client.look_up(reference=str(payer.payment.pk)) == []
+        undone = cards.give_back(payer.payment.pk, {}, CardPayment.Status.VOIDED)
+        self.mark_resolved(admin_client, number, status=402, body=CardPaymentSerializer(undone).data)
+
+        again = retried(payer)
+        assert (again.status_code, again.json()["status"]) == (402, "voided")
+        assert charges(control, payer) == []
+        assert payer.balance == 0
+        assert self.command("status")[1] == 0
+
+    def test_a_sweep_that_comes_in_between_does_not_book_it_twice(self, payer, control):
+        """Of a key that is only held: the booking is conditional on the reservation, as the runbook wants it."""
+        control.plan(Fault.NO_ANSWER_AFTER_EFFECT)
+        assert payer.pay().status_code == 503
+        let_time_pass()
+        [charge] = client.look_up(reference=str(payer.payment.pk))
+        assert sweep() == ["finished"]
+        with pytest.raises(NotPossible):
+            cards.record(charge["reference"], charge)
+        assert payer.balance == 42_00
 
 
 def test_a_view_that_fails_between_two_phases_goes_on_where_it_stopped(payer, control):

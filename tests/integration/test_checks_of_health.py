@@ -16,16 +16,18 @@ from django.core.management.base import CommandError
 from django.db import connection
 from django.utils import timezone
 
+from django_idempotency import sweeping
 from django_idempotency.checks import HEALTH, IDS, check_databases, health as judged
 from django_idempotency.core.operations import registry
+from django_idempotency.core.states import IdempotencyMode
 from django_idempotency.management.databases import FOR_A_PERSON
 from django_idempotency.models import IdempotencyKey, OutcomeCount
 from django_idempotency.signals import Counted, counted
 from django_idempotency.storage.base import NEVER
 from django_idempotency.storage.inspection import Upkeep
-from django_idempotency.sweeping import discover
+from django_idempotency.sweeping import Fate, discover
 from tests.support.keys import Keys, new_claim
-from tests.support.outside import held, takes_keys, takes_no_keys
+from tests.support.outside import held, lapse, takes_keys, takes_no_keys
 from tests.support.servers import url_of_tests
 
 ROUTE = "shop.charge:POST"
@@ -163,7 +165,7 @@ def test_a_call_that_will_be_forgotten(swept, outside, called):
     key = held(called)
     remembered = called.definition.downstream_retention
     started(key, seconds=remembered.total_seconds() * 0.7)
-    assert faults() == {}
+    assert faults().keys() == {"W053"}
     started(key, seconds=remembered.total_seconds() - 2 * 3600 - 60)
     said = faults()["W051"]
     assert f"The first one is forgotten there in 2.0 h: {key.pk}." in said
@@ -184,17 +186,51 @@ def test_an_operation_that_nobody_knows_here(swept, outside, monkeypatch):
     started(held(), hours=30)
     discover()
     monkeypatch.setattr(registry, "_definitions", {})
-    assert faults() == {}
+    assert faults().keys() == {"W053"}
 
 
 def test_a_claim_that_cannot_be_read_hides_no_other(swept, outside, caplog):
     """Another release may have written it."""
     started(odd := held(), hours=22)
     IdempotencyKey.objects.filter(pk=odd.pk).update(steps=[{"what": "this"}])
-    assert faults() == {}
+    assert faults().keys() == {"W053"}
     assert f"{odd.pk} on 'default' cannot be read" in caplog.text
     started(held(), hours=22)
-    assert faults().keys() == {"W051"}
+    assert faults().keys() == {"W051", "W053"}
+
+
+# --- what no sweeper takes up again ---
+
+
+def left(claim):
+    assert Keys("default").store.hold(claim.id, claim.owner_token, "nobody can find out", sweep_after=None)
+    return claim
+
+
+def test_a_key_that_is_left_to_a_person(swept):
+    """Whatever it is: with an operation or without, and from the first moment on."""
+    first = left(Keys("default").lapsed(new_claim()))
+    IdempotencyKey.objects.filter(pk=first.id).update(claimed_at=timezone.now() - timedelta(hours=3, minutes=1))
+    oldest = f"The oldest has been in flight for 3.0 h: {first.id}."
+    assert faults() == {"W053": f"Left to a person on 'default': 1 key. {oldest}"}
+    left(Keys("default").lapsed(new_claim(mode=IdempotencyMode.ATOMIC)))
+    assert faults() == {"W053": f"Left to a person on 'default': 2 keys. {oldest}"}
+    out, failure = status()
+    assert failure.returncode == FOR_A_PERSON
+    assert f"manage.py idempotency show {first.id} " in out
+    assert "  left to a person  2\n" in out
+    assert as_json()[0]["databases"][0]["gauges"]["left_to_a_person"] == 2
+
+
+def test_it_is_said_until_somebody_has_decided(swept, outside):
+    key = held(takes_no_keys)
+    assert faults() == {}
+    assert [each.fate for each in sweeping.sweep("default", limit=10)] == [Fate.LEFT]
+    assert faults().keys() == {"W053"}
+    lapse(key)
+    reason = ("--whatever-happened", "--reason", "Nothing arrived there.")
+    call_command("idempotency", "release", str(key.pk), *reason, stdout=StringIO())
+    assert faults() == {}
 
 
 # --- vacuum ---
@@ -255,7 +291,7 @@ def test_partitions_that_end_soon(swept):
             """
         )
     assert faults().keys() == {"W037"}
-    assert "partitions  for " in status()[0]
+    assert "partitions        for " in status()[0]
 
 
 def test_a_connection_to_a_replica(swept):
@@ -307,10 +343,11 @@ def test_what_is_in_flight_and_what_was_counted(swept, outside):
     count(Counted.REPLAYED, 2, ago=timedelta(hours=3))
     count(Counted.NEW, 100, ago=timedelta(days=2))
     out, _ = status()
-    assert "  in flight   1, the oldest for " in out
-    assert "  held        1\n" in out
-    assert "  stuck       1\n" in out
-    assert "  last sweep  " in out
+    assert "  in flight         1, the oldest for " in out
+    assert "  held              1\n" in out
+    assert "  stuck             1\n" in out
+    assert "  left to a person  0\n" in out
+    assert "  last sweep        " in out
     assert out.endswith(f"{ROUTE}:\n  last hour   new 7\n  last day    new 12, replayed 2\n")
     document, _ = as_json()
     assert document["routes"] == {"hour": {ROUTE: {"new": 7}}, "day": {ROUTE: {"new": 12, "replayed": 2}}}
@@ -335,6 +372,9 @@ def test_check_says_by_its_exit_status_how_the_store_stands_and_stops_nothing_el
     assert run("migrate", "--database", "default", "--verbosity", "0").returncode == 0
     assert run("idempotency", "sweep").returncode == 0
     assert run("check", "--database", "default").returncode == 0
+    left(Keys("default").lapsed(new_claim()))
+    checked = run("check", "--database", "default")
+    assert (checked.returncode, "django_idempotency.W053" in checked.stderr) == (1, True), checked.stderr
 
 
 def test_a_process_that_sweeps_is_known_to_one_that_asks(committed):

@@ -82,7 +82,7 @@ tell(Counted.REPLAYED, "b", age=7200.0)
     assert found[gauge("in_flight")] == found[gauge("oldest_in_flight_seconds")] == found[gauge("held")] == 0
     assert found[gauge("partitions_ahead_seconds")] > 7 * 86_400
     assert found[gauge("size_bytes")] > 0
-    assert found[gauge("stuck")] == 0
+    assert found[gauge("stuck")] == found[gauge("left_to_a_person")] == 0
     assert gauge("sealed_records") in found
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from django_idempotency.conf import SETTINGS
 from django_idempotency.core.policy import IdempotencyPolicy
 from django_idempotency.drf import IdempotencyMixin
 from django_idempotency.operations import derive_key, operation
+from django_idempotency.signals import Counted, counted, tell
 from tests.support.walkthrough import REPOSITORY, blocks_of
 
 PAGES = [
@@ -86,6 +89,22 @@ def test_the_recipe_for_derived_keys_makes_the_keys_of_this_package() -> None:
         ("Zoë ✓", "ключ", "😀"),
     ):
         assert names["derived"](*parts) == (derive_key(*parts), derive_key(*parts, hexadecimal=True))
+
+
+def test_the_receiver_of_the_guide_is_still_there_when_ready_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    page = REPOSITORY / "docs/how-to/metrics.md"
+    (example,) = [block.text for block in blocks_of(page.read_text(encoding="utf-8")) if ".connect(" in block.text]
+    before = list(counted.receivers)
+    names: dict[str, Any] = {}
+    exec(f"def ready():\n{indent(example, '    ')}", names)
+    try:
+        names["ready"]()
+        gc.collect()
+        tell(Counted.MISMATCH, "shop.charge:POST")
+        assert capsys.readouterr().out == "shop.charge:POST: another request under the key of None\n"
+    finally:
+        counted.receivers = before
+        counted.sender_receivers_cache.clear()
 
 
 def test_what_operations_are_declared_with_exists(page: Path) -> None:
