@@ -450,7 +450,7 @@ class Clock(datetime):
 def test_a_process_looks_ahead_before_the_cover_becomes_thin(lab, looks, monkeypatch):
     alias = lab.aliases[0]
     ensure_leaf(alias, DAY)
-    monkeypatch.setattr(retention, "datetime", type("Moved", (Clock,), {"moved": 2 * DAY}))
+    monkeypatch.setattr(retention, "datetime", type("Moved", (Clock,), {"moved": 3 * DAY}))
     ensure_leaf(alias, DAY)
     assert len(looks) == 1, "the cover is enough, and this process has only just looked"
     monkeypatch.setattr(retention, "RETRY_SECONDS", 0.0)
