@@ -136,6 +136,12 @@ def make_ahead(alias: str, *, dry_run: bool = False) -> Made:
         return Made(missing, reach_of([*existing, *missing], now))
 
 
+def graves(alias: str) -> list[Interval]:
+    """The intervals of tombstones that have a leaf. Pruning makes those that it needs, so none is made ahead."""
+    with own_connection(alias) as connection:
+        return partitions.taken(connection, partitions.TOMBSTONES)
+
+
 def _look(alias: str) -> datetime:
     with own_connection(alias) as connection:
         now, existing = partitions.covered(connection)
