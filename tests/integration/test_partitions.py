@@ -324,8 +324,19 @@ def session_as(lab, name):
     return lab.session(server={"role": name})
 
 
-def test_a_role_that_may_not_make_tables_serves_as_long_as_the_cover_lasts(lab, caplog):
+def test_a_role_that_may_not_make_tables_is_silent_where_there_is_cover_for_days(lab, caplog):
+    """It starts before the owner has made the leaf of the day."""
     drop_leaves(lab, -1)
+    with role(lab, "server", *SERVING) as name:
+        alias = session_as(lab, name)
+        with caplog.at_level(logging.WARNING, "django_idempotency"):
+            ensure_leaf(alias, 7 * DAY)
+        assert caplog.text == ""
+        lab.end(alias)
+
+
+def test_a_role_that_may_not_make_tables_serves_as_long_as_the_cover_lasts(lab, caplog):
+    drop_leaves(lab, -3, -2, -1)
     with role(lab, "server", *SERVING) as name:
         alias = session_as(lab, name)
         with caplog.at_level(logging.WARNING, "django_idempotency"):
