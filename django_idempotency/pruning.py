@@ -51,7 +51,7 @@ class AnotherPruner(Exception):
 
 class Fate(str, Enum):
     DUE = "due"
-    """It would be dropped, were this not a dry run."""
+    """It would be dropped or deleted, were this not a dry run."""
 
     DROPPED = "dropped"
     DELETED = "deleted"
@@ -67,7 +67,7 @@ class Fate(str, Enum):
 
 @dataclass(frozen=True)
 class Pruned:
-    """What became of one partition, or of the rows of a database that has none."""
+    """What became of one partition, or of rows of a table that stays. Where no row was to go, nothing is told of it."""
 
     name: str
     fate: Fate
@@ -79,6 +79,12 @@ class Pruned:
     """In bytes."""
     buried: int = 0
     """How many tombstones were made."""
+    partition: bool = False
+
+    @property
+    def number(self) -> int:
+        """What it adds to a sum: one partition, or its rows."""
+        return 1 if self.partition else self.rows
 
 
 def prune(alias: str, *, dry_run: bool = False, progress: Progress = lambda *_: None) -> Iterator[Pruned]:
@@ -120,7 +126,7 @@ def _dry(decision: Decision) -> Pruned:
 
 
 def _told(leaf: Leaf, fate: Fate, reason: str | None) -> Pruned:
-    return Pruned(leaf.name, fate, reason, leaf.interval, leaf.rows, leaf.size)
+    return Pruned(leaf.name, fate, reason, leaf.interval, leaf.rows, leaf.size, partition=True)
 
 
 def _carry_out(connection: BaseDatabaseWrapper, tree: Tree, decision: Decision, progress: Progress) -> Pruned:
@@ -267,7 +273,7 @@ def _said(error: DatabaseFailure) -> str:
 def _prune_rows(alias: str, dry_run: bool, progress: Progress) -> Iterator[Pruned]:
     before = as_kept(datetime.now(timezone.utc) - MARGIN)
     if dry_run:
-        yield Pruned("idempotency_key", Fate.DUE, rows=batches.count_expired(alias, before))
+        yield from _gone(Fate.DUE, records=batches.count_expired(alias, before), tombstones=batches.over(alias, before))
         return
     deleted = buried = forgotten = 0
     while ids := batches.expired(alias, before):
@@ -280,6 +286,11 @@ def _prune_rows(alias: str, dry_run: bool, progress: Progress) -> Iterator[Prune
             progress("deleting", deleted, len(ids))
     while rows := batches.forget(alias, before):
         forgotten += rows
-    yield Pruned("idempotency_key", Fate.DELETED, rows=deleted, buried=buried)
-    if forgotten:
-        yield Pruned("idempotency_tombstone", Fate.DELETED, rows=forgotten)
+    yield from _gone(Fate.DELETED, records=deleted, tombstones=forgotten, buried=buried)
+
+
+def _gone(fate: Fate, *, records: int, tombstones: int, buried: int = 0) -> Iterator[Pruned]:
+    if records:
+        yield Pruned("idempotency_key", fate, rows=records, buried=buried)
+    if tombstones:
+        yield Pruned("idempotency_tombstone", fate, rows=tombstones)

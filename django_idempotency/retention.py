@@ -17,7 +17,7 @@ from django.db import Error as DatabaseFailure
 
 from .conf import current
 from .core.errors import StoreUnavailable
-from .core.intervals import Interval, comfortable_reach, plan, reach_of
+from .core.intervals import Interval, comfortable_reach, needed_reach, plan, reach_of
 from .storage import partitions
 from .storage.transactions import own_connection
 
@@ -33,9 +33,6 @@ so that requests pass as soon as somebody has made the partitions."""
 
 TURN_SECONDS = 3.0
 """How long a thread waits for another one that looks at the leaves of the same database."""
-
-# Between this clock and the database's, and between the claim and the seal of a view that takes its time.
-_SLACK = timedelta(hours=1)
 
 
 @dataclass
@@ -78,11 +75,11 @@ def _reaches_far_enough(alias: str, retention: timedelta) -> bool:
         return False
     if known.until - now >= comfortable_reach(current().MAX_RETENTION):
         return True
-    return known.until >= now + retention + _SLACK and time.monotonic() - known.looked_at < RETRY_SECONDS
+    return known.until >= now + needed_reach(retention) and time.monotonic() - known.looked_at < RETRY_SECONDS
 
 
 def _reach_further(alias: str, retention: timedelta) -> None:
-    needed, known = datetime.now(timezone.utc) + retention + _SLACK, _reaches.get(alias)
+    needed, known = datetime.now(timezone.utc) + needed_reach(retention), _reaches.get(alias)
     if known is None or time.monotonic() - known.looked_at >= PAUSE_SECONDS:
         until = known.until if known else None
         try:
@@ -101,6 +98,8 @@ def _extended(alias: str) -> datetime:
         return make_ahead(alias).until
     except DatabaseFailure as error:
         until = _look(alias)
+        if until - datetime.now(timezone.utc) >= comfortable_reach(current().MAX_RETENTION):
+            return until  # whoever makes them comes once a day, and processes start in between
         logger.warning(
             "Partitions of %r reach until %s and could not be extended (%s). "
             "Run manage.py idempotency partitions --database %s as the owner of the table.",
@@ -137,6 +136,12 @@ def make_ahead(alias: str, *, dry_run: bool = False) -> Made:
                 missing = plan(partitions.taken(connection, partitions.SEALED), now, max_retention)
                 partitions.create_leaves(connection, missing)
         return Made(missing, reach_of([*existing, *missing], now))
+
+
+def graves(alias: str) -> list[Interval]:
+    """The intervals of tombstones that have a leaf. Pruning makes those that it needs, so none is made ahead."""
+    with own_connection(alias) as connection:
+        return partitions.taken(connection, partitions.TOMBSTONES)
 
 
 def _look(alias: str) -> datetime:

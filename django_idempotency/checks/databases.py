@@ -12,15 +12,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.loader import MigrationLoader
 
 from ..conf import current
+from ..core.intervals import alarming_reach, needed_reach
 from ..core.policy import ResolvedPolicy
 from .health import health
 from .ids import found
 from .terms import Terms, aliases_of, isolation
 
 _APP = "django_idempotency"
-
-# The processes make partitions ahead by themselves. Less than this beyond the retention, and they evidently could not.
-_COMFORT = timedelta(days=2)
 
 
 def database(alias: str, terms: Terms) -> Iterator[CheckMessage]:
@@ -115,14 +113,20 @@ def _table(connection: BaseDatabaseWrapper, terms: Terms) -> Iterator[CheckMessa
 
 def _cover(alias: str, cover: timedelta, may_create: bool, terms: Terms) -> Iterator[CheckMessage]:
     longest = max((policy.retention for policy in _on(alias, terms)), default=current().RETENTION)
-    if cover >= longest + _COMFORT:
+    if cover >= alarming_reach(longest):
         return
-    short = cover < longest
+    left = cover - needed_reach(longest)
+    short = left < timedelta(0)
+    if may_create:
+        then = "The next request has to make more."
+    elif short:
+        then = "Claims are refused with 503."
+    else:
+        then = f"Claims are refused with 503 in {left.total_seconds() / 86400:.1f} days, if nobody makes more."
     reach = f"end {cover.total_seconds() / 86400:.1f} days from now" if cover else "do not cover this moment"
     yield found(
         "E036" if short and not may_create else "W037",
-        f"The partitions of {alias!r} {reach}, and records are kept for {longest}. "
-        + ("Claims are refused with 503." if short and not may_create else "The next request has to make more."),
+        f"The partitions of {alias!r} {reach}, and records are kept for {longest}. {then}",
         f"Run manage.py idempotency partitions --database {alias} as the owner of the table, daily where the role "
         "that serves may not create tables.",
     )

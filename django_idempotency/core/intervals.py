@@ -13,6 +13,14 @@ _DAY = timedelta(days=1)
 # intervals instead of more of them.
 _INTERVALS = 8
 _AHEAD = 2
+# Between two clocks, and between the claim and the seal of a view that takes its time.
+_SLACK = timedelta(hours=1)
+# So long before claims are refused, people hear that nobody makes more leaves.
+_NOTICE = timedelta(days=2)
+# A night without a request makes no leaf, and is no reason to call anybody.
+_NIGHT = timedelta(hours=12)
+# Where the processes may not make leaves, a job does once a day: on the day on which a clock is put back, and late.
+_ROUND = timedelta(hours=27)
 
 
 @dataclass(frozen=True, order=True)
@@ -28,14 +36,34 @@ def interval_length(max_retention: timedelta) -> timedelta:
 
 
 def horizon(now: datetime, max_retention: timedelta) -> datetime:
-    """How far the leaves should reach: whatever is sealed now, with two intervals to notice that making them fails."""
-    return now + max_retention + _AHEAD * interval_length(max_retention)
+    """How far the leaves should reach: two intervals beyond whatever is sealed now, and far enough that a daily job
+    leaves the processes nothing to do.
+    """
+    ahead = max_retention + _AHEAD * interval_length(max_retention)
+    return now + max(ahead, comfortable_reach(max_retention) + _ROUND)
 
 
 @cache
 def comfortable_reach(max_retention: timedelta) -> timedelta:
-    """How far from now the leaves may end before there is anything to do: one of the intervals ahead is left."""
-    return max_retention + (_AHEAD - 1) * interval_length(max_retention)
+    """How far from now the leaves may end before there is anything to do: one of the intervals ahead is left.
+
+    With short intervals it is more than that, so that leaves are made in time for nobody to be alarmed.
+    """
+    one_left = max_retention + (_AHEAD - 1) * interval_length(max_retention)
+    return max(one_left, alarming_reach(max_retention) + _NIGHT)
+
+
+def alarming_reach(retention: timedelta) -> timedelta:
+    """Where the leaves end sooner, nobody makes more of them, and within two days claims are refused.
+
+    For every retention it is less than what is comfortable, or a healthy project would be alarmed.
+    """
+    return needed_reach(retention) + _NOTICE
+
+
+def needed_reach(retention: timedelta) -> timedelta:
+    """How far from now the leaves have to reach for a claim, whose record is sealed later."""
+    return retention + _SLACK
 
 
 def plan(existing: Sequence[Interval], now: datetime, max_retention: timedelta) -> list[Interval]:

@@ -23,7 +23,7 @@ from ..numbers.readings import age_of_oldest, as_stored, route_of_scope
 from ..numbers.signatures import signatures, sums
 from ..storage import store_for
 from ..storage.base import first_never
-from ..storage.partitions import SEALED
+from ..storage.partitions import SEALED, TOMBSTONES, Tree
 from ..storage.pruning import leaves, trusted_now
 from .ranges import Range
 from .series import ANSWERED, Series, series_of
@@ -188,10 +188,17 @@ def signs(alias: str, *, of_records: bool) -> list[Signature]:
     return list(in_counts(sums(since=timedelta(days=1)))) if alias == current().DATABASES[0] else []
 
 
-def partitions(alias: str) -> list[Decision] | None:
-    """What a pruner would do with each now, in order of time. None where the table has none."""
+def partitions(alias: str) -> dict[Tree, list[Decision]] | None:
+    """What a pruner would do with each now, in order of time. None where the tables have none.
+
+    Those of tombstones are made when the first are buried, and there are none where nobody wanted any.
+    """
     if not store_for(alias).partitioned:
         return None
     connection = connections[alias]
-    decisions = pruning.decide(leaves(connection, SEALED), trusted_now(connection))
+    now = trusted_now(connection)
+    return {tree: _in_order(pruning.decide(leaves(connection, tree), now)) for tree in (SEALED, TOMBSTONES)}
+
+
+def _in_order(decisions: Iterable[Decision]) -> list[Decision]:
     return sorted(decisions, key=lambda each: (each.leaf.interval is None, each.leaf.interval, each.leaf.name))

@@ -110,8 +110,12 @@ def _rows(series: Series, begins: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """The partitions, as a picture and as rows."""
+    """The partitions of one table, as a picture and as rows."""
 
+    id: str
+    title: str
+    caption: str
+    heads: Sequence[str]
     segments: Sequence[tuple[str, pictures.Segment, str]]
     """What kind, what to draw, and the label below."""
     now: str | None
@@ -120,11 +124,26 @@ class Bar:
     """Name, from, to, size, records, what becomes of it."""
 
 
-def bar(decisions: Sequence[Decision], now: datetime) -> Bar:
+def sealed(decisions: Sequence[Decision], now: datetime) -> Bar:
+    heads = _("records that expire from"), _("until"), _("size"), _("records")
+    titles = _("Partitions of sealed records"), _("What will be dropped when")
+    return _bar("partitions", titles, heads, decisions, now)
+
+
+def tombstones(decisions: Sequence[Decision], now: datetime) -> Bar:
+    heads = _("tombstones whose time ends from"), _("until"), _("size"), _("tombstones")
+    titles = _("Partitions of tombstones"), _("Which tombstones will be dropped when")
+    return _bar("tombstones", titles, heads, decisions, now)
+
+
+def _bar(name: str, titles: tuple[str, str], heads: Sequence[str], decisions: Sequence[Decision], now: datetime) -> Bar:
     drawn = [(leaf, leaf.interval) for leaf in (each.leaf for each in decisions) if leaf.interval]
     segments = pictures.segments([leaf.size for leaf, _interval in drawn])
     due = [each.leaf.size for each in decisions if each.plan is Plan.DROP]
     return Bar(
+        name,
+        *titles,
+        [_("partition"), *heads, _("what becomes of it")],
         [
             (_kind(interval, now), segment, words.day(interval.lower))
             for (_leaf, interval), segment in zip(drawn, segments, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,10 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from ..conf import current
+from ..core.pruning import Decision
 from ..core.signatures import ADVICE, SEEN, Kind
 from ..models import IdempotencyKey
+from ..storage.partitions import SEALED, TOMBSTONES, Tree
 from . import data, figures, words
 from .ranges import RANGES, USUAL, Range
 
@@ -136,13 +139,19 @@ class _Page:
     def storage(self) -> dict[str, Any]:
         partitions = data.partitions(self.alias)
         shares = data.shares(self.alias)
-        total = None if partitions is None else sum(each.leaf.size for each in partitions)
+        total = None if partitions is None else sum(each.leaf.size for each in partitions[SEALED])
         sampled = sum(each.sampled for each in shares or ())
         return {
-            "bar": None if partitions is None else figures.bar(partitions, self.now),
+            "bars": self._bars(partitions or {}),
             "shares": None if shares is None else figures.storage(shares, total),
             "sampled": ngettext("%d sealed record", "%d sealed records", sampled) % sampled,
         }
+
+    def _bars(self, partitions: Mapping[Tree, Sequence[Decision]]) -> list[figures.Bar]:
+        bars = [figures.sealed(partitions[SEALED], self.now)] if partitions else []
+        if graves := partitions.get(TOMBSTONES):
+            bars.append(figures.tombstones(graves, self.now))
+        return bars
 
     def _tile(self, title: str, state: str, n: int) -> Tile:
         query = {"state": state} if state else {}

@@ -18,6 +18,7 @@ from django.db import connections
 
 from .. import retention
 from ..core.intervals import Interval
+from ..core.wording import number_of
 from ..storage import store_for
 from . import databases
 
@@ -31,6 +32,8 @@ class Report:
     database: str
     made: Sequence[Mapping[str, str]] = ()
     reaches: str | None = None
+    tombstones: Sequence[Mapping[str, str]] = ()
+    """The partitions that pruning made for them."""
     note: str | None = None
     error: str | None = None
 
@@ -59,14 +62,15 @@ def _report(alias: str, dry_run: bool) -> Report:
         if not store_for(alias).partitioned:
             return Report(alias, note=f"nothing to do: {connections[alias].vendor} keeps all keys in one table")
         made = retention.make_ahead(alias, dry_run=dry_run)
+        graves = retention.graves(alias)
     except databases.FAILURES as error:
         return Report(alias, error=databases.explain(error, _REASONS))
     retention.forget_reach(alias)
-    return Report(alias, [_interval(each) for each in made.intervals], made.until.isoformat())
+    return Report(alias, _intervals(made.intervals), made.until.isoformat(), _intervals(graves))
 
 
-def _interval(interval: Interval) -> dict[str, str]:
-    return {"from": interval.lower.isoformat(), "to": interval.upper.isoformat()}
+def _intervals(intervals: Sequence[Interval]) -> list[Mapping[str, str]]:
+    return [{"from": each.lower.isoformat(), "to": each.upper.isoformat()} for each in intervals]
 
 
 def _lines(report: Report, dry_run: bool) -> list[str]:
@@ -77,7 +81,12 @@ def _lines(report: Report, dry_run: bool) -> list[str]:
     verb = "would make" if dry_run else "made"
     made = [f"{report.database}: {verb} {_day(each['from'])} to {_day(each['to'])}" for each in report.made]
     end = "would reach" if dry_run and made else "reach"
-    return [*made, f"{report.database}: partitions {end} until {_day(report.reaches or '')}"]
+    graves = [
+        f"{report.database}: tombstones lie in {number_of(len(report.tombstones), 'partition')}, "
+        f"the last until {_day(last['to'])}"
+        for last in report.tombstones[-1:]
+    ]
+    return [*made, *graves, f"{report.database}: partitions {end} until {_day(report.reaches or '')}"]
 
 
 def _day(moment: str) -> str:

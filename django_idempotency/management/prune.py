@@ -10,7 +10,7 @@ import json
 import time
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -110,7 +110,7 @@ def _line(alias: str, pruned: Pruned) -> str | None:
     facts = [f"{alias}: {pruned.name}", f" to {_day(pruned.interval.upper)}" if pruned.interval else ""]
     facts.append(f": {_WORDS[pruned.fate]}")
     if pruned.rows:
-        facts.append(f", {'about ' if pruned.size else ''}{number_of(pruned.rows, 'record')}")
+        facts.append(f", about {number_of(pruned.rows, 'record')}" if pruned.partition else f", {_rows(pruned.rows)}")
     if pruned.size:
         facts.append(f", {_size(pruned.size)}")
     if pruned.buried:
@@ -142,23 +142,40 @@ def _is_in_use(pruned: Pruned) -> bool:
 
 
 def _sum(each: Round) -> dict[str, Any]:
-    counts = Counter(pruned.fate for pruned in each.pruned)
+    partitions, rows = _counted(each.pruned)
     return {
         "database": each.database,
-        **{fate.value: counts[fate] for fate in Fate},
+        **{fate.value: partitions[fate] for fate in Fate},
+        # Of tables that stay: partitions are dropped, and rows are deleted.
+        "deleted": rows[Fate.DELETED],
+        "due_rows": rows[Fate.DUE],
         "note": each.note,
         "error": each.error,
     }
 
 
+def _counted(pruned: Iterable[Pruned]) -> tuple[Counter[Fate], Counter[Fate]]:
+    """By fate, how many partitions, and how many rows of tables that stay."""
+    partitions: Counter[Fate] = Counter()
+    rows: Counter[Fate] = Counter()
+    for each in pruned:
+        (partitions if each.partition else rows)[each.fate] += each.number
+    return partitions, rows
+
+
+def _rows(n: int) -> str:
+    return number_of(n, "row")
+
+
 def _sentence(each: Round) -> str:
-    counts = Counter(pruned.fate for pruned in each.pruned if not _is_in_use(pruned))
-    facts = [f"{counts[fate]} {word}" for fate, word in _WORDS.items() if counts[fate]]
+    partitions, rows = _counted(pruned for pruned in each.pruned if not _is_in_use(pruned))
+    facts = [f"{partitions[fate]} {word}" for fate, word in _WORDS.items() if partitions[fate]]
+    facts += [f"{_rows(rows[fate])} {word}" for fate, word in _WORDS.items() if rows[fate]]
     if in_use := sum(map(_is_in_use, each.pruned)):
         first = min(pruned.interval.upper for pruned in each.pruned if _is_in_use(pruned) and pruned.interval)
         facts.append(f"{in_use} in use, the first until {_day(first)}")
     facts += [note for note in (each.note, each.error and f"failed: {each.error}") if note]
-    return f"{each.database}: {', '.join(facts) or 'nothing is there'}"
+    return f"{each.database}: {', '.join(facts) or 'nothing has expired'}"
 
 
 def _day(moment: datetime) -> str:

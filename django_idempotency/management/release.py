@@ -53,7 +53,8 @@ def run(command: BaseCommand, options: Mapping[str, Any]) -> None:
             "database": alias,
             "id": str(record.pk),
             "scope": record.scope,
-            "released": refusal is None,
+            "released": refusal is None and not dry_run,
+            "would_release": refusal is None and dry_run,
             "refusal": refusal.value if refusal else None,
         }
         command.stdout.write(json.dumps(document))

@@ -41,7 +41,8 @@ def remove(alias: str, ids: Sequence[UUID], before: datetime, *, buried_for: tim
             tombstones = [
                 Tombstone(id=number, fingerprint=content, fingerprint_scheme=scheme, forget_at=expires_at + buried_for)
                 for number, content, scheme, expires_at in rows
-                if expires_at is not None
+                # One whose time is over as well would be deleted by the same run.
+                if expires_at is not None and expires_at + buried_for > before
             ]
             fields = ["fingerprint", "fingerprint_scheme", "forget_at"]
             Tombstone.objects.using(alias).bulk_create(
@@ -49,6 +50,11 @@ def remove(alias: str, ids: Sequence[UUID], before: datetime, *, buried_for: tim
             )
         deleted, _ = still.delete()
     return deleted, len(tombstones)
+
+
+def over(alias: str, before: datetime) -> int:
+    """How many tombstones :func:`forget` would delete, batch by batch."""
+    return Tombstone.objects.using(alias).filter(forget_at__lte=before).count()
 
 
 def forget(alias: str, before: datetime) -> int:

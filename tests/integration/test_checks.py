@@ -6,8 +6,9 @@ import copy
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from functools import cached_property, partial, wraps
 from pathlib import Path
 
@@ -41,9 +42,11 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 import django_idempotency
-from django_idempotency import Decision, IdempotencyMode, IdempotencyPolicy, OutcomeRules
+from django_idempotency import Decision, IdempotencyMode, IdempotencyPolicy, OutcomeRules, retention as reaching
 from django_idempotency.checks import IDS, check_databases, check_deployment, check_settings, check_views
+from django_idempotency.checks.databases import _cover
 from django_idempotency.conf import current
+from django_idempotency.core.intervals import plan, reach_of
 from django_idempotency.drf import IdempotencyMixin, idempotent
 from django_idempotency.http import idempotent_view
 from django_idempotency.numbers import signatures
@@ -1110,6 +1113,76 @@ class TestDatabases:
 def somebody_sweeps(monkeypatch):
     """What runs, and what does not, is another matter: ``test_checks_of_health``."""
     monkeypatch.setattr(signatures, "last_sweep", lambda alias: timedelta(0))
+
+
+class TestCover:
+    """Partitions as processes or a daily job make them, and as they run out where nobody does."""
+
+    STEP = timedelta(minutes=30)
+    STARTS = tuple(datetime(2026, 12, 1, tzinfo=timezone.utc) + timedelta(minutes=m) for m in (0, 1, 479, 481, 1439))
+
+    @pytest.fixture(params=[(1 / 24, 7), (1, 7), (6, 7), (7, 7), (1, 1), (8, 8), (8.5, 8.5), (30, 30)], ids=str)
+    def retention(self, request, settings):
+        retention, longest = map(timedelta, request.param)
+        settings.IDEMPOTENCY = {"RETENTION": retention, "MAX_RETENTION": longest}
+        return retention
+
+    @pytest.fixture(params=STARTS, ids=str)
+    def start(self, request):
+        return request.param
+
+    @pytest.fixture
+    def until(self, start):
+        """How far the leaves reach, of which the last were made just now."""
+        return reach_of(plan([], start, current().MAX_RETENTION), start)
+
+    def said(self, cover, *, may_create=False):
+        return list(_cover("default", cover, may_create, ()))
+
+    def process(self, monkeypatch, now, until, looked=reaching.RETRY_SECONDS):
+        """One that knows the leaves, and looked at them so many seconds ago."""
+        monkeypatch.setattr(reaching, "datetime", type("Then", (datetime,), {"now": staticmethod(lambda _zone: now)}))
+        monkeypatch.setitem(reaching._reaches, "default", reaching._Reach(until, time.monotonic() - looked))
+
+    @pytest.mark.parametrize("may_create", [True, False])
+    def test_nothing_is_said_until_a_claim_would_make_more_and_for_a_night_after(
+        self, monkeypatch, retention, start, until, may_create
+    ):
+        now, night = start, timedelta(hours=12)
+        while night > timedelta(0):
+            assert self.said(until - now, may_create=may_create) == []
+            self.process(monkeypatch, now, until)
+            if not reaching._reaches_far_enough("default", retention):
+                night -= self.STEP
+            now += self.STEP
+
+    def test_nothing_is_said_nor_tried_where_a_job_makes_them_once_a_day(self, monkeypatch, retention, start, until):
+        for late in (timedelta(hours=24), timedelta(hours=27)):
+            self.process(monkeypatch, start + late, until)
+            assert reaching._reaches_far_enough("default", retention)
+            assert self.said(until - (start + late)) == []
+
+    def test_where_nobody_makes_more_it_is_said_two_days_before_a_claim_is_refused(self, retention, start, until):
+        refused = until - retention - timedelta(hours=1)
+        second = timedelta(seconds=1)
+        first = self.said(until - refused + timedelta(days=2) - second)
+        assert ids(first) == {"W037"}
+        assert "Claims are refused with 503 in 2.0 days, if nobody makes more." in text(first)
+        assert ids(self.said(until - refused)) == {"W037"}
+        assert ids(self.said(until - refused - second)) == {"E036"}
+
+    def test_a_claim_is_refused_when_it_is_said_to_be(self, monkeypatch, retention, start, until):
+        refused = until - retention - timedelta(hours=1)
+        for now, taken in ((refused, True), (refused + timedelta(seconds=1), False)):
+            self.process(monkeypatch, now, until, looked=0.0)
+            assert reaching._reaches_far_enough("default", retention) is taken
+
+    def test_who_may_make_them_is_not_told_of_refusals(self, retention):
+        for cover in (timedelta(0), retention + timedelta(days=1)):
+            (said,) = self.said(cover, may_create=True)
+            assert ids([said]) == {"W037"}
+            assert "The next request has to make more." in said.msg
+            assert "503" not in said.msg
 
 
 def drop_leaves(cursor, keep):

@@ -14,6 +14,9 @@ from django.core.management.base import CommandError
 from django.db import connection, connections
 
 from django_idempotency import retention
+from django_idempotency.core.intervals import Interval
+from django_idempotency.storage.partitions import TOMBSTONES, create_leaves, creating
+from django_idempotency.storage.transactions import own_connection
 
 
 def partitions(*arguments):
@@ -107,6 +110,29 @@ def test_json_is_one_document_with_times_that_name_their_zone(short):
         lower, upper = (datetime.fromisoformat(made[end]) for end in ("from", "to"))
         assert lower.utcoffset() == timedelta(0)
         assert upper - lower == timedelta(days=1)
+
+
+@pytest.fixture
+def graves(server):
+    """Two partitions of tombstones, as pruning makes them."""
+    made = [Interval(midnight(days), midnight(days + 12)) for days in (0, 12)]
+    with own_connection("default") as session, creating(session):
+        create_leaves(session, made, TOMBSTONES)
+    yield made
+    for each in made:
+        server.execute(f"DROP TABLE idempotency_tombstone_{each.lower:%Y%m%d}")
+
+
+def test_it_says_how_many_partitions_of_tombstones_there_are(graves):
+    last = graves[-1].upper
+    assert f"default: tombstones lie in 2 partitions, the last until {last:%Y-%m-%d} 00:00 UTC" in partitions()[0]
+    (report,) = as_json()[0]["databases"]
+    assert [datetime.fromisoformat(each["to"]) for each in report["tombstones"]] == [each.upper for each in graves]
+
+
+def test_without_tombstones_it_says_nothing_of_them(server):
+    assert "tombstones" not in partitions()[0]
+    assert as_json()[0]["databases"][0]["tombstones"] == []
 
 
 def test_the_process_that_ran_it_looks_again_at_its_next_claim(short, settings):

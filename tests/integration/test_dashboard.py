@@ -23,6 +23,7 @@ from django_idempotency.dashboard import data, figures as figures_of
 from django_idempotency.models import IdempotencyKey, OldestInFlight, OutcomeCount
 from django_idempotency.numbers import readings
 from django_idempotency.storage.base import NEVER
+from django_idempotency.storage.partitions import TOMBSTONES, create_leaves
 from tests.support.records import PAY, claim, count, held, reading, rows_read, scans, seal_many, stuck
 
 APP = "/admin/django_idempotency/"
@@ -59,6 +60,13 @@ def cells(rows):
         [unescape(cell) for cell in re.findall(r"<t[hd](?: scope=\"row\")?>(.*?)</t[hd]>", row)]
         for row in rows.splitlines()
     ]
+
+
+def make_graves(*days):
+    """Partitions of tombstones, of ten days each, that begin so many days from today."""
+    today = datetime.now(timezones.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+    begins = [today + timedelta(days=each) for each in days]
+    create_leaves(connection, [Interval(each, each + timedelta(days=10)) for each in begins], TOMBSTONES)
 
 
 def figures(response, route=PAY):
@@ -257,7 +265,7 @@ class TestStorage:
     def test_partitions_say_when_they_go(self, viewer, postgresql):
         seal_many(700)
         page = viewer.get(PAGE)
-        bar = page.context["bar"]
+        (bar,) = page.context["bars"]
         rows = cells(bar.rows)
         filled = [kind for kind, segment, _label in bar.segments if segment.fill]
         assert len(bar.segments) == len(rows) >= 10
@@ -265,6 +273,38 @@ class TestStorage:
         assert bar.now is not None
         assert sum(int(row[4].removeprefix("about ")) for row in rows if row[4].startswith("about")) == 700
         assert all(row[5].startswith("dropped after ") for row in rows)
+
+    @pytest.mark.parametrize("wanted", [None, timedelta(days=90)])
+    def test_tombstones_say_when_they_go_where_there_are_any(self, viewer, postgresql, settings, wanted):
+        """Also where they are not wanted any more, since they are there."""
+        settings.IDEMPOTENCY = {"TOMBSTONES": wanted}
+        assert [bar.id for bar in viewer.get(PAGE).context["bars"]] == ["partitions"]
+        make_graves(-20, 0)
+        page = viewer.get(PAGE)
+        sealed, tombstones = page.context["bars"]
+        (gone, kept) = cells(tombstones.rows)
+        assert all(row[0].startswith("public.idempotency_tombstone_") for row in (gone, kept))
+        assert gone[5] == "dropped by the next pruning"
+        assert kept[5].startswith("dropped after ")
+        assert [kind for kind, _segment, _label in tombstones.segments] == ["expired", "current"]
+        assert not any("tombstone" in row[0] for row in cells(sealed.rows))
+        said = text(page)
+        assert said.index("Partitions of sealed records") < said.index("Partitions of tombstones")
+        assert "tombstones whose time ends from" in said
+
+    def test_what_names_a_part_of_the_page_is_there_once(self, viewer, postgresql):
+        make_graves(0)
+        html = viewer.get(PAGE).content.decode()
+        ids = re.findall(r' id="([^"]+)"', html)
+        assert len(ids) == len(set(ids))
+        named = {each for names in re.findall(r' aria-labelledby="([^"]+)"', html) for each in names.split()}
+        assert {"tombstones", "tombstones-said", "tombstones-rows"} <= named <= set(ids)
+
+    def test_bytes_of_tombstones_are_no_routes(self, viewer, postgresql):
+        seal_many(10)
+        before = cells(viewer.get(PAGE).context["shares"])
+        make_graves(0)
+        assert cells(viewer.get(PAGE).context["shares"]) == before
 
     def test_a_route_has_its_part_of_the_bytes(self, viewer, postgresql):
         routes = (PAY, PAY, PAY, "shop.views.export:POST")
@@ -315,7 +355,7 @@ class TestPartitions:
     def said(self, **changes):
         today = Interval(self.NOW - timedelta(hours=12), self.NOW + timedelta(hours=12))
         leaf = replace(Leaf("public.leaf", Attachment.ATTACHED, today, ours=True, rows=7, size=2048), **changes)
-        return figures_of.bar(decide([leaf], self.NOW), self.NOW)
+        return figures_of.sealed(decide([leaf], self.NOW), self.NOW)
 
     @pytest.mark.parametrize(
         ("changes", "fate"),
@@ -385,7 +425,7 @@ class TestCost:
         with CaptureQueriesContext(connection) as queries:
             assert viewer.get(PAGE).status_code == 200
         ours = [query["sql"] for query in queries if "idempotency_" in query["sql"] and "auth_" not in query["sql"]]
-        assert len(ours) == 6
+        assert len(ours) == 7
         asked = [sql for sql in ours if '"idempotency_key"' in sql]
         assert len(asked) == 2
         for sql in asked:
@@ -410,6 +450,15 @@ def test_it_speaks_the_language_of_the_reader(viewer):
         said = text(viewer.get(PAGE))
     assert "Anfragen der letzten 24 Stunden" in said
     assert "Durch Wiederholung beantwortet: 0,0 %" in said
+
+
+def test_tombstones_are_said_in_the_language_of_the_reader(viewer, postgresql):
+    make_graves(0)
+    with translation.override("de"):
+        said = text(viewer.get(PAGE))
+    assert "Partitionen der Grabsteine" in said
+    assert "Welche Grabsteine wann gelöscht werden" in said
+    assert "Grabsteine, deren Zeit endet von" in said
 
 
 def test_signs_and_numbers_are_said_in_the_language_of_the_reader(viewer, settings):

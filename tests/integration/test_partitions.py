@@ -324,8 +324,19 @@ def session_as(lab, name):
     return lab.session(server={"role": name})
 
 
-def test_a_role_that_may_not_make_tables_serves_as_long_as_the_cover_lasts(lab, caplog):
+def test_a_role_that_may_not_make_tables_is_silent_where_there_is_cover_for_days(lab, caplog):
+    """It starts before the owner has made the leaf of the day."""
     drop_leaves(lab, -1)
+    with role(lab, "server", *SERVING) as name:
+        alias = session_as(lab, name)
+        with caplog.at_level(logging.WARNING, "django_idempotency"):
+            ensure_leaf(alias, 7 * DAY)
+        assert caplog.text == ""
+        lab.end(alias)
+
+
+def test_a_role_that_may_not_make_tables_serves_as_long_as_the_cover_lasts(lab, caplog):
+    drop_leaves(lab, -3, -2, -1)
     with role(lab, "server", *SERVING) as name:
         alias = session_as(lab, name)
         with caplog.at_level(logging.WARNING, "django_idempotency"):
@@ -450,7 +461,7 @@ class Clock(datetime):
 def test_a_process_looks_ahead_before_the_cover_becomes_thin(lab, looks, monkeypatch):
     alias = lab.aliases[0]
     ensure_leaf(alias, DAY)
-    monkeypatch.setattr(retention, "datetime", type("Moved", (Clock,), {"moved": 2 * DAY}))
+    monkeypatch.setattr(retention, "datetime", type("Moved", (Clock,), {"moved": 3 * DAY}))
     ensure_leaf(alias, DAY)
     assert len(looks) == 1, "the cover is enough, and this process has only just looked"
     monkeypatch.setattr(retention, "RETRY_SECONDS", 0.0)

@@ -9,6 +9,7 @@ from io import StringIO
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.utils import timezone as timezones
 
 from django_idempotency.management import prune as command
 from django_idempotency.models import IdempotencyKey, OutcomeCount, Tombstone
@@ -140,7 +141,9 @@ def test_long_work_shows_how_far_it_is_beside_what_is_printed(lab, alias, settin
     assert next(document["buried"] for document in documents if document.get("fate") == "dropped") == 60
 
 
-def test_on_sqlite_rows_are_deleted(sqlite_file, settings, django_db_blocker):
+@pytest.fixture
+def plain(sqlite_file, settings, django_db_blocker):
+    """A database without partitions, and without anything in it."""
     with django_db_blocker.unblock():
         file = LaboratoryFile(sqlite_file)
         alias = file.session()
@@ -148,10 +151,38 @@ def test_on_sqlite_rows_are_deleted(sqlite_file, settings, django_db_blocker):
         # Other tests use this file as well, and some leave counts of long ago.
         for model in (IdempotencyKey, Tombstone, OutcomeCount):
             model._default_manager.using(alias).all().delete()
-        Keys(alias).sealed(new_claim(), retention=-7200.0)
-        assert prune("--dry-run")[0][0] == f"{alias}: idempotency_key: would go, 1 record"
-        assert prune()[0] == [f"{alias}: idempotency_key: deleted, 1 record", f"{alias}: 1 deleted"]
+        yield alias
+        for model in (IdempotencyKey, Tombstone, OutcomeCount):
+            model._default_manager.using(alias).all().delete()
         file.close()
+
+
+def test_on_sqlite_rows_are_deleted(plain):
+    for _ in range(2):
+        Keys(plain).sealed(new_claim(), retention=-7200.0)
+    Tombstone.objects.using(plain).create(
+        id=new_claim().id, fingerprint=b"f", fingerprint_scheme=1, forget_at=timezones.now() - timedelta(hours=2)
+    )
+    dry = as_json("--dry-run")[0][-1]["databases"][0]
+    assert (dry["due"], dry["due_rows"], dry["deleted"]) == (0, 3, 0)
+    assert prune("--dry-run")[0] == [
+        f"{plain}: idempotency_key: would go, 2 rows",
+        f"{plain}: idempotency_tombstone: would go, 1 row",
+        f"{plain}: 3 rows would go",
+    ]
+    assert prune()[0] == [
+        f"{plain}: idempotency_key: deleted, 2 rows",
+        f"{plain}: idempotency_tombstone: deleted, 1 row",
+        f"{plain}: 3 rows deleted",
+    ]
+
+
+@pytest.mark.parametrize("how", [(), ("--dry-run",)])
+def test_where_nothing_has_expired_no_table_seems_to_be_gone(plain, how):
+    Keys(plain).sealed(new_claim())
+    assert prune(*how)[0] == [f"{plain}: nothing has expired"]
+    ((summary,), _, _) = as_json(*how)
+    assert (summary["databases"][0]["deleted"], summary["databases"][0]["due_rows"]) == (0, 0)
 
 
 def test_old_counts_go_too(lab, alias):
@@ -165,3 +196,14 @@ def test_old_counts_go_too(lab, alias):
     (gone,) = (document for document in done if document.get("name") == "idempotency_outcome_count")
     assert (gone["fate"], gone["rows"]) == ("deleted", 1)
     assert lab.rows("SELECT n FROM idempotency_outcome_count") == [(5,)]
+
+
+def test_partitions_and_rows_are_not_added_together(lab, alias):
+    make_past(lab, 2)
+    with own_connection(alias) as connection:
+        long_ago = int(datetime.now(timezone.utc).timestamp() // 60) - 15 * 24 * 60
+        counts.add(connection, {(long_ago + n, "a", "new"): 1 for n in range(3)})
+    dry = as_json("--dry-run")[0][-1]["databases"][0]
+    assert (dry["due"], dry["due_rows"]) == (1, 3)
+    *_, summary = prune()[0]
+    assert summary.startswith(f"{alias}: 1 dropped, 3 rows deleted, ")

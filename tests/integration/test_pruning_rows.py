@@ -69,7 +69,7 @@ def test_what_has_expired_goes_and_nothing_else(keys):
     assert outcome(keys) == [("idempotency_key", Fate.DELETED, 3)]
     assert there(keys, gone) == [0, 0, 0]
     assert there(keys, [*kept, lapsed]) == [1, 1, 1, 1], "the margin, and what is in flight, however old"
-    assert outcome(keys) == [("idempotency_key", Fate.DELETED, 0)]
+    assert outcome(keys) == outcome(keys, dry_run=True) == [], "of what did not go nothing is said"
 
 
 def test_in_batches_the_oldest_first_and_resumable(keys, small, monkeypatch):
@@ -142,11 +142,20 @@ def test_tombstones_whose_time_is_over_go(keys, small):
         Tombstone.objects.using(keys.alias).create(
             id=new_claim().id, fingerprint=b"f", fingerprint_scheme=1, forget_at=moment
         )
-    assert outcome(keys) == [
-        ("idempotency_key", Fate.DELETED, 0),
-        ("idempotency_tombstone", Fate.DELETED, 4),
-    ]
+    assert outcome(keys, dry_run=True) == [("idempotency_tombstone", Fate.DUE, 4)]
+    assert outcome(keys) == [("idempotency_tombstone", Fate.DELETED, 4)]
+    assert outcome(keys, dry_run=True) == outcome(keys) == []
     assert Tombstone.objects.using(keys.alias).count() == 1
+
+
+def test_what_would_be_forgotten_at_once_is_not_buried(keys, settings):
+    """A dry run knows of no tombstone that the run itself makes."""
+    settings.IDEMPOTENCY = {"TOMBSTONES": timedelta(days=1)}
+    expired(keys, ago=timedelta(days=2))
+    expired(keys)
+    assert outcome(keys, dry_run=True) == [("idempotency_key", Fate.DUE, 2)]
+    (told,) = prune(keys.alias)
+    assert (told.rows, told.buried) == (2, 1)
 
 
 def test_a_record_that_is_not_deleted_in_time_refuses_no_longer_than_a_tombstone(keys):

@@ -244,9 +244,11 @@ def test_a_dry_run_asks_the_same_rule_and_releases_nothing(keys, held, caplog):
     )
     assert not free(keys, claim)
     document, failure = as_json("release", held.key, "--dry-run")
-    assert (document["released"], document["refusal"], document["dry_run"]) == (False, "begun", True)
+    assert (document["released"], document["would_release"]) == (False, False)
+    assert (document["refusal"], document["dry_run"]) == ("begun", True)
     assert failure.returncode == 1
-    as_json("release", held.key, "--dry-run", "--whatever-happened", "--reason", "it did not")
+    document, failure = as_json("release", held.key, "--dry-run", "--whatever-happened", "--reason", "it did not")
+    assert (document["released"], document["would_release"], failure) == (False, True, None)
     assert keys.store.find(held.pk) is not None
     assert "released" not in caplog.text
 
@@ -266,7 +268,8 @@ def test_where_something_has_begun_it_takes_a_reason(held, keys):
     for empty in ([], ["--reason", " "]):
         assert "needs a --reason" in str(command("release", held.key, "--whatever-happened", *empty)[1])
     document, failure = as_json("release", held.key, "--whatever-happened", "--reason", "The processor knows nothing.")
-    assert (document["released"], document["refusal"], failure) == (True, None, None)
+    assert (document["released"], document["would_release"]) == (True, False)
+    assert (document["refusal"], failure) == (None, None)
     assert keys.store.find(held.pk) is None
 
 

@@ -87,10 +87,14 @@ class TestPruning:
         partitioned, plain = lab.session(), lab._known_as("plain", sqlite_entry(sqlite_file))
         settings.IDEMPOTENCY = {"DATABASES": (plain, partitioned)}
         make_past(lab, 2, 5)
+        IdempotencyKey.objects.using(plain).all().delete()
+        for _ in range(3):
+            Keys(plain).sealed(new_claim(), retention=-7200.0)
         counted = tasks.prune()
         kept = counted[partitioned].pop("kept")
         assert kept >= 10
-        assert counted == {plain: {"deleted": 1}, partitioned: {"dropped": 2}}
+        assert counted == {plain: {"deleted": 3}, partitioned: {"dropped": 2}}
+        assert tasks.prune()[plain] == {}, "nothing had expired"
 
     def test_the_others_are_pruned_where_one_fails(self, lab, settings):
         bare, migrated = lab.session(NAME="postgres"), lab.session()

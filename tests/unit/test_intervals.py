@@ -8,7 +8,16 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, strategies as st
 
-from django_idempotency.core.intervals import Interval, horizon, interval_length, plan, reach_of
+from django_idempotency.core.intervals import (
+    Interval,
+    alarming_reach,
+    comfortable_reach,
+    horizon,
+    interval_length,
+    needed_reach,
+    plan,
+    reach_of,
+)
 
 UTC = timezone.utc
 DAY = timedelta(days=1)
@@ -60,7 +69,7 @@ def leaves(draw, around):
 )
 def test_a_longer_retention_makes_longer_intervals_instead_of_more(retention, length):
     assert interval_length(retention) == length * DAY
-    assert len(plan([], at("2026-12-01"), retention)) <= 11
+    assert len(plan([], at("2026-12-01"), retention)) <= 12
 
 
 @given(retentions)
@@ -74,19 +83,20 @@ def test_an_interval_is_whole_days_and_eight_of_them_hold_the_longest_retention(
 def test_an_empty_table_gets_leaves_from_this_day_to_the_horizon():
     planned = plan([], at("2026-12-01T13:45"), WEEK)
     assert planned[0] == Interval(at("2026-12-01"), at("2026-12-02"))
-    assert planned[-1] == Interval(at("2026-12-10"), at("2026-12-11"))
-    assert len(planned) == 10
+    assert planned[-1] == Interval(at("2026-12-12"), at("2026-12-13"))
+    assert len(planned) == 12
 
 
 @pytest.mark.parametrize(
     ("now", "first", "last"),
     [
-        ("2026-11-30T23:59:59.999999", "2026-11-30", "2026-12-09"),
-        ("2026-12-01T00:00:00", "2026-12-01", "2026-12-09"),
-        ("2026-12-01T00:00:00.000001", "2026-12-01", "2026-12-10"),
+        ("2026-11-30T23:59:59.999999", "2026-11-30", "2026-12-11"),
+        ("2026-12-01T00:00:00", "2026-12-01", "2026-12-11"),
+        ("2026-12-01T08:00:00", "2026-12-01", "2026-12-11"),
+        ("2026-12-01T08:00:00.000001", "2026-12-01", "2026-12-12"),
     ],
 )
-def test_either_side_of_midnight(now, first, last):
+def test_either_side_of_a_boundary(now, first, last):
     planned = plan([], at(now), WEEK)
     assert (planned[0].lower, planned[-1].lower) == (at(first), at(last))
 
@@ -105,8 +115,9 @@ def test_a_gap_is_filled_and_shields_nothing_behind_it():
     existing = days("2026-12-01", "2026-12-02", "2026-12-05")
     planned = plan(existing, at("2026-12-01T12:00"), WEEK)
     assert planned == days(
-        "2026-12-03", "2026-12-04", "2026-12-06", "2026-12-07", "2026-12-08", "2026-12-09", "2026-12-10"
-    )
+        "2026-12-03", "2026-12-04", "2026-12-06", "2026-12-07", "2026-12-08", "2026-12-09", "2026-12-10", "2026-12-11",
+        "2026-12-12",
+    )  # fmt: skip
 
 
 def test_old_leaves_of_another_length_stay_and_only_gaps_are_cut_to_fit():
@@ -153,7 +164,7 @@ def test_a_leaf_beyond_the_horizon_is_left_alone():
 def test_the_longest_retention_that_a_policy_may_have_can_be_planned_for():
     planned = plan([], at("2026-12-01"), 36_500 * DAY)
     assert planned[-1].upper >= horizon(at("2026-12-01"), 36_500 * DAY)
-    assert len(planned) <= 11
+    assert len(planned) <= 12
 
 
 def test_one_leaf_over_everything_leaves_nothing_to_plan():
@@ -220,3 +231,23 @@ def test_reach_passes_through_overlapping_leaves():
     wide = Interval(at("2026-11-29"), at("2026-12-05"))
     inside = Interval(at("2026-12-01"), at("2026-12-02"))
     assert reach_of([inside, wide], at("2026-12-01T12:00")) == at("2026-12-05")
+
+
+# --- when somebody is told ---
+
+
+@given(st.data(), retentions)
+def test_what_is_comfortable_alarms_nobody_whatever_is_sealed(data, longest):
+    retention = data.draw(st.timedeltas(timedelta(seconds=1), longest))
+    assert comfortable_reach(longest) >= alarming_reach(retention) + timedelta(hours=12), "a night without a request"
+
+
+@given(moments, retentions, st.timedeltas(timedelta(0), timedelta(hours=27)))
+def test_where_leaves_are_made_once_a_day_the_processes_have_nothing_to_do(now, longest, later):
+    reach = reach_of(plan([], now, longest), now)
+    assert reach - (now + later) >= comfortable_reach(longest)
+
+
+@given(retentions)
+def test_two_days_are_left_when_somebody_is_told(retention):
+    assert alarming_reach(retention) - needed_reach(retention) == 2 * DAY
