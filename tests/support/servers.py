@@ -42,6 +42,8 @@ def serving_role() -> Iterator[str]:
     """A role that may use all tables and make none, as a careful deployment has it."""
     role = f"serving_{connection.settings_dict['NAME'][:40]}"
     with connection.cursor() as cursor:
+        # A run that was killed left it behind, and its database was made anew since.
+        cursor.execute(f"DROP ROLE IF EXISTS {role}")
         cursor.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
         cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
         cursor.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}")
