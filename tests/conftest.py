@@ -29,8 +29,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def describe_database() -> str:
     """Name the server that the suite runs on, without credentials; raise UsageError if it does not answer."""
-    if connection.vendor != "postgresql":
-        return connection.vendor
+    if connection.vendor == "sqlite":
+        return f"SQLite in {_beside_the_file()}"
     # Not the database of the settings: the tests make their own next to it, so it need not exist.
     parameters = connection.get_connection_params() | {"dbname": "postgres", "connect_timeout": 10}
     try:
@@ -39,6 +39,18 @@ def describe_database() -> str:
             return f"PostgreSQL {version} on {server.info.host}:{server.info.port}"
     except psycopg.OperationalError as error:
         raise pytest.UsageError(f"The database that the settings name does not answer: {error}") from error
+
+
+def _beside_the_file() -> str:
+    """Where the tables of the tests are: a file beside the one of the settings, as on a server.
+
+    Django's own choice would be the memory, where connections lock each other out in another way.
+    """
+    path = Path(connection.settings_dict["NAME"])
+    if not path.is_absolute():
+        return "memory"
+    connection.settings_dict["TEST"]["NAME"] = str(path.with_name(f"test_{path.name}"))
+    return str(connection.settings_dict["TEST"]["NAME"])
 
 
 @pytest.fixture(autouse=True)

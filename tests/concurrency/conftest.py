@@ -7,10 +7,19 @@ from django.db import connections
 
 from django_idempotency import failpoints
 from tests.support.fixtures import committed, crowd, payer, quick_flush, what_the_server_says
-from tests.support.laboratory import lab, laboratory_database
+from tests.support.laboratory import lab, laboratory_database, sqlite_file
 from tests.support.pauses import Failpoints
 
-__all__ = ["committed", "crowd", "lab", "laboratory_database", "payer", "quick_flush", "what_the_server_says"]
+__all__ = [
+    "committed",
+    "crowd",
+    "lab",
+    "laboratory_database",
+    "payer",
+    "quick_flush",
+    "sqlite_file",
+    "what_the_server_says",
+]
 
 
 @pytest.fixture

@@ -35,6 +35,8 @@ class Operations(TestCase):
         called = payment(outside)
         answer = called.run(scope="x", key="k", parameters={"amount": 1})
         assert called.run(scope="x", key="k", parameters={"amount": 1}).data == answer.data
+        if connection.vendor != "postgresql":
+            return  # there is no such limit to leave behind
         with connection.cursor() as cursor:
             cursor.execute("SHOW idle_in_transaction_session_timeout")
             assert cursor.fetchone()[0] == "0"

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from django_idempotency.core.intervals import Interval
-from django_idempotency.storage import partitions
+from django_idempotency.storage import partitions, pruning
 from django_idempotency.storage.transactions import own_connection
 
 from .keys import Keys, new_claim
@@ -83,6 +83,16 @@ def make_expired(alias: str, days: int, rows: int) -> None:
         with connection.cursor() as cursor:
             fill = _FILL.format(leaf=f"idempotency_key_sealed_{day.lower:%Y%m%d}")
             cursor.execute(fill, (day.lower + DAY / 2, rows))
+
+
+def drop_farthest(alias: str) -> None:
+    """The leaf that is needed last goes, as if nobody had made it yet. Nothing that is sealed now reaches so far."""
+    with own_connection(alias) as connection:
+        found = pruning.leaves(connection, partitions.SEALED)
+        _, farthest = max((leaf.interval.upper, leaf.name) for leaf in found if leaf.interval)
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '1s'")
+            cursor.execute(f"DROP TABLE {farthest}")
 
 
 @contextmanager

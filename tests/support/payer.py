@@ -26,6 +26,10 @@ class Payer:
         """A request to credit this account. It locks nothing."""
         return self._request(f"/{mode.value}/deposits/", fields)
 
+    def pay_by_card(self, card: str = "good", **fields: Any) -> Request:
+        """A request to credit this account from a card. The processor is asked, in PHASED mode."""
+        return self._request("/api/card-payments/", {"card": card, **fields})
+
     def _request(self, path: str, fields: dict[str, Any]) -> Request:
         # A reference of its own, to count its effects by.
         defaults = {

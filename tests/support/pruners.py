@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 from django.conf import settings
@@ -12,17 +13,25 @@ from django.db import connections
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-def start(alias: str, *, failpoints: str = "") -> SpawnProcess:
+def queue() -> SimpleQueue[int]:
+    """Where pruners say how many rows they removed."""
+    return _SPAWN.SimpleQueue()
+
+
+def start(alias: str, *, failpoints: str = "", told: SimpleQueue[int] | None = None) -> SpawnProcess:
     """One that prunes the database of an alias once, with the settings of this process.
 
     It ends with 0, or with 3 where another pruner was at work.
     """
-    process = _SPAWN.Process(target=_prune, args=(connections.settings[alias], settings.IDEMPOTENCY, failpoints))
+    arguments = (connections.settings[alias], settings.IDEMPOTENCY, failpoints, told)
+    process = _SPAWN.Process(target=_prune, args=arguments)
     process.start()
     return process
 
 
-def _prune(entry: dict[str, Any], idempotency: dict[str, Any], specification: str) -> None:
+def _prune(
+    entry: dict[str, Any], idempotency: dict[str, Any], specification: str, told: SimpleQueue[int] | None
+) -> None:
     import django
 
     django.setup()
@@ -35,6 +44,8 @@ def _prune(entry: dict[str, Any], idempotency: dict[str, Any], specification: st
     current.cache_clear()
     failpoints.arm(specification)
     try:
-        list(prune("pruned"))
+        pruned = list(prune("pruned"))
     except AnotherPruner:
         raise SystemExit(3) from None
+    if told is not None:
+        told.put(sum(each.rows for each in pruned))

@@ -7,5 +7,6 @@ from example_project.settings import IDEMPOTENCY, env
 
 IDEMPOTENCY = IDEMPOTENCY | {
     "RENEWAL_CAP": timedelta(seconds=env.float("IDEMPOTENCY_RENEWAL_CAP", default=900)),
+    "STALE_AFTER": timedelta(seconds=env.float("IDEMPOTENCY_STALE_AFTER", default=20)),
 }
 ROOT_URLCONF = "tests.support.charges_urls"

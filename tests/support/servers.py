@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from urllib.parse import urlsplit, urlunsplit
 
 from django.db import connection
@@ -25,10 +26,33 @@ def served(environment: Mapping[str, str] | None = None, *, workers: int = 2, th
     return ApiServer(defaults | dict(environment or {}), workers=workers, threads=threads)
 
 
-def url_of_tests() -> str:
-    """The DATABASE_URL of a process that is to work on the database of the tests."""
+def url_of_tests(*, role: str = "") -> str:
+    """The DATABASE_URL of a process that is to work on the database of the tests.
+
+    :param role: in place of the owner; its password is its name.
+    """
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}")
+    if role:
+        url = url._replace(netloc=f"{role}:{role}@{url.netloc.rpartition('@')[2]}")
     return urlunsplit(url)
+
+
+@contextmanager
+def serving_role() -> Iterator[str]:
+    """A role that may use all tables and make none, as a careful deployment has it."""
+    role = f"serving_{connection.settings_dict['NAME'][:40]}"
+    with connection.cursor() as cursor:
+        # A run that was killed left it behind, and its database was made anew since.
+        cursor.execute(f"DROP ROLE IF EXISTS {role}")
+        cursor.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+        cursor.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}")
+    try:
+        yield role
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"DROP OWNED BY {role}")
+            cursor.execute(f"DROP ROLE {role}")
 
 
 def workers_of(api: ApiServer) -> list[int]:
