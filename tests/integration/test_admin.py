@@ -19,6 +19,7 @@ from django.utils import timezone
 from django_idempotency.admin import AT_MOST
 from django_idempotency.interventions.progress import readable
 from django_idempotency.models import IdempotencyKey
+from tests.support.commits import vacuum_at_the_end
 
 LIST = "/admin/django_idempotency/idempotencykey/"
 
@@ -290,6 +291,7 @@ def many(db):
             [MANY],
         )
         cursor.execute("ANALYZE idempotency_key")
+    vacuum_at_the_end()
     return cursor
 
 

@@ -34,8 +34,9 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def viewer(client):
-    """Somebody who may view keys and nothing else."""
+def viewer(client, monkeypatch):
+    """Somebody who may view keys and nothing else, and waits for a busy machine."""
+    monkeypatch.setattr(data, "PATIENCE", 20.0)
     user = User.objects.create_user("viewer", is_staff=True)
     user.user_permissions.add(Permission.objects.get(codename="view_idempotencykey"))
     client.force_login(user)
