@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 
 
 class IdempotencyError(Exception):
-    """Base of every refusal. ``slug`` names the problem for good: clients branch on it."""
+    """Base of every refusal, such as a key that is in use."""
 
     slug = "error"
+    """Names the problem for good: clients branch on it."""
+
     title = "The idempotency key could not be honoured"
 
     @property
