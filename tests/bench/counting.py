@@ -1,24 +1,35 @@
-"""What counting costs a request: the same view under two servers, one of which counts.
+"""What counting costs a request: one worker serves it with nobody listening, with counting, and with Prometheus.
 
-Requests go to one and to the other in turn, since what is looked for is smaller than how the machine's mood changes
-within a block of them.
+The receivers change before each request, in one process: two that do the same differ from each other by more than what
+is looked for, for as long as they live.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
 
+from django.http import HttpRequest, HttpResponse
+
+from django_idempotency import prometheus
+from django_idempotency.numbers import counting
+from django_idempotency.signals import counted
 from example_project.serving import ApiServer
 
 from . import processor
-from .load import send
+from .load import exchange, send
 from .report import interval
 
 PATH = "/atomic/"
+
+LISTENERS = {
+    "nobody": (),
+    "counting": (counting.count,),
+    "counting and Prometheus": (counting.count, prometheus._observe),
+}
+_UID = "tests.bench.{}"
 
 
 @dataclass(frozen=True)
@@ -29,36 +40,47 @@ class Request:
     application: float
 
 
-Pair = tuple[Request, Request]
-"""With counting, and without."""
+Turns = dict[str, Request]
+"""One request under each of the listeners."""
 
 
-def measure(pairs: int, environment: dict[str, str]) -> list[Pair]:
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(ApiServer(environment | {"BENCH_COUNTING": counting}, workers=1, threads=1))
-            for counting in ("true", "false")
-        ]
-        for server in servers:
-            send(server.address, PATH, 50, replay=False)
-        workers = [processor.workers(server.pid) for server in servers]
-        return [_pair(servers, workers) for _ in range(pairs)]
+def listen(request: HttpRequest) -> HttpResponse:
+    """Change who is told of requests."""
+    for module in ("numbers.counting", "prometheus"):
+        counted.disconnect(dispatch_uid=f"django_idempotency.{module}")
+    wanted = LISTENERS[request.GET["to"]]
+    for receiver in LISTENERS["counting and Prometheus"]:
+        counted.disconnect(dispatch_uid=_UID.format(receiver.__module__))
+    for receiver in wanted:
+        counted.connect(receiver, dispatch_uid=_UID.format(receiver.__module__))
+    return HttpResponse(status=201)
 
 
-def _pair(servers: list[ApiServer], workers: list[list[int]]) -> Pair:
-    sent: dict[int, Request] = {}
-    for which in random.sample((0, 1), 2):
-        before = processor.seconds(workers[which])
-        (latency,), _, _ = send(servers[which].address, PATH, 1, replay=False)
-        sent[which] = Request(latency, processor.seconds(workers[which]) - before)
-    return sent[0], sent[1]
+def measure(rounds: int, environment: dict[str, str]) -> list[Turns]:
+    with ApiServer(environment, workers=1, threads=1) as server:
+        # Connections, plans and caches.
+        send(server.address, PATH, 50, replay=False)
+        workers = processor.workers(server.pid)
+        return [{each: _turn(server, workers, each) for each in _shuffled()} for _ in range(rounds)]
 
 
-def sentences(pairs: list[Pair]) -> Iterator[str]:
+def _shuffled() -> list[str]:
+    return random.sample(list(LISTENERS), len(LISTENERS))
+
+
+def _turn(server: ApiServer, workers: list[int], listener: str) -> Request:
+    query = listener.replace(" ", "+")
+    exchange(server.address, f"GET /listen/?to={query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), replayed=False)
+    before = processor.seconds(workers)
+    (latency,), _, _ = send(server.address, PATH, 1, replay=False)
+    return Request(latency, processor.seconds(workers) - before)
+
+
+def sentences(rounds: list[Turns]) -> Iterator[str]:
     for what, field in (("takes", "latency"), ("uses of the application's processor", "application")):
-        counted, plain = ([getattr(request, field) for request in column] for column in zip(*pairs, strict=True))
-        ratio = interval([counted, plain], lambda one, other: median(one) / median(other), digits=3)
-        yield (
-            f"A fresh ATOMIC request {what} {median(counted) * 1000:.3f} ms with counting and "
-            f"{median(plain) * 1000:.3f} ms without: {ratio} times as much."
-        )
+        seconds = {each: [getattr(turns[each], field) for turns in rounds] for each in LISTENERS}
+        plain = seconds.pop("nobody")
+        yield f"A fresh ATOMIC request {what} {median(plain) * 1000:.3f} ms without counting."
+        for listener, counted_seconds in seconds.items():
+            ratio = interval([counted_seconds, plain], lambda one, other: median(one) / median(other), digits=3)
+            yield f"With {listener}: {ratio} times as much."

@@ -54,12 +54,12 @@ def send(address: Address, path: str, requests: int, replay: bool) -> tuple[list
     """One request after the other: seconds for each, and when the first began and the last ended."""
     messages = list(_messages(path, requests, replay))
     if replay:
-        _exchange(address, messages[0], replayed=False)
+        exchange(address, messages[0], replayed=False)
     latencies = []
     start = time.perf_counter()
     for message in messages:
         before = time.perf_counter()
-        _exchange(address, message, replayed=replay)
+        exchange(address, message, replayed=replay)
         latencies.append(time.perf_counter() - before)
     return latencies, start, time.perf_counter()
 
@@ -76,7 +76,7 @@ def _messages(path: str, requests: int, replay: bool) -> Iterator[bytes]:
         yield (head + body).encode()
 
 
-def _exchange(address: Address, message: bytes, *, replayed: bool) -> None:
+def exchange(address: Address, message: bytes, *, replayed: bool) -> None:
     # gunicorn's sync workers close the connection after each answer, so a plain socket is the whole client: one that
     # parsed more would compete with the server for the processor.
     with socket.create_connection(address, timeout=30) as connection:

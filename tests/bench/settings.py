@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from example_project.settings import *  # noqa: F403
-from example_project.settings import DATABASES, INSTALLED_APPS, env
+from example_project.settings import DATABASES, INSTALLED_APPS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.bench"]
 ROOT_URLCONF = "tests.bench.urls"
-# Off: nobody listens to what is told of a request (counting.py).
-BENCH_COUNTING = env.bool("BENCH_COUNTING", default=True)
 MIDDLEWARE = ["django.middleware.security.SecurityMiddleware", "django.middleware.common.CommonMiddleware"]
 
 # Dropped at the end, so never the one that was named. "filled" is a copy with many sealed rows (growth.py).
