@@ -58,6 +58,10 @@ def hit(point: str, step: str | None = None) -> None:
         action()
 
 
+def is_armed(point: str) -> bool:
+    return point in _armed
+
+
 def arm(specification: str) -> None:
     """Replace what is armed by ``specification``.
 

@@ -8,7 +8,8 @@ from typing import Protocol
 from django.db import Error as DatabaseFailure, connections
 
 from . import renewal
-from .core.states import Claim, ClaimAnswer, IdempotencyMode, Record, Verdict
+from .core.states import Claim, ClaimAnswer, IdempotencyMode, Record, RecordedResponse, Verdict
+from .failpoints import is_armed
 from .request_transactions import RequestTransactions, refuse_outer_block
 from .storage import Store
 from .storage.transactions import Savepoint, savepoint_on
@@ -42,6 +43,10 @@ class Mode(Protocol):
     @property
     def durable(self) -> bool: ...
 
+    def seal_and_commit(self, response: RecordedResponse, retention: float) -> bool:
+        """Both in one round trip. False where that cannot be: nothing has changed, and ``commit`` follows a seal."""
+        ...
+
     def commit(self) -> None: ...
 
     def release(self) -> bool:
@@ -49,18 +54,46 @@ class Mode(Protocol):
         ...
 
 
-class Atomic:
-    """Claim, effect and seal in one transaction. A process that dies leaves nothing."""
+class _Ended:
+    """How the transaction of the effect ends, in any mode."""
 
     def __init__(self, store: Store, claim: Claim, transactions: RequestTransactions) -> None:
         self._store = store
         self._claim = claim
         self._transactions = transactions
-        self._savepoint: Savepoint | None = None
 
     @property
     def durable(self) -> bool:
         return self._transactions.is_outermost(self._store.alias)
+
+    def seal_and_commit(self, response: RecordedResponse, retention: float) -> bool:
+        if not self._transactions.ends_with_one_commit(self._store.alias) or is_armed("after_seal"):
+            return False
+        claim = self._claim
+        try:
+            if not self._store.seal_and_commit(
+                claim.id, claim.owner_token, response, retention=retention, lease=claim.lease
+            ):
+                return False
+        except DatabaseFailure:
+            self._roll_back()
+            raise
+        self.commit()
+        return True
+
+    def commit(self) -> None:
+        self._transactions.commit(last=self._store.alias)
+
+    def _roll_back(self) -> None:
+        self._transactions.roll_back()
+
+
+class Atomic(_Ended):
+    """Claim, effect and seal in one transaction. A process that dies leaves nothing."""
+
+    def __init__(self, store: Store, claim: Claim, transactions: RequestTransactions) -> None:
+        super().__init__(store, claim, transactions)
+        self._savepoint: Savepoint | None = None
 
     def claim(self) -> ClaimAnswer:
         self._transactions.open(self._store.alias)
@@ -98,29 +131,26 @@ class Atomic:
     def commit(self) -> None:
         if self._savepoint is not None:
             self._savepoint.forget()
-        self._transactions.commit(last=self._store.alias)
+        super().commit()
 
     def release(self) -> bool:
-        if self._savepoint is not None:
-            self._savepoint.forget(rolling_back=True)
-        self._transactions.roll_back()
+        self._roll_back()
         return True
 
+    def _roll_back(self) -> None:
+        if self._savepoint is not None:
+            self._savepoint.forget(rolling_back=True)
+        super()._roll_back()
 
-class Leased:
+
+class Leased(_Ended):
     """The claim commits first, under a lease that is renewed while the owner lives; effect and seal follow, fenced."""
 
     def __init__(self, store: Store, claim: Claim, transactions: RequestTransactions) -> None:
-        self._store = store
-        self._claim = claim
-        self._transactions = transactions
+        super().__init__(store, claim, transactions)
         self._renewal: renewal.Renewal | None = None
         self._has_begun = False
         """The transaction of the effect, in the round trip of the claim."""
-
-    @property
-    def durable(self) -> bool:
-        return self._transactions.is_outermost(self._store.alias)
 
     def claim(self) -> ClaimAnswer:
         self._make_ready()
@@ -170,7 +200,7 @@ class Leased:
             self._renewal = renewal.start(self._store.alias, claim.id, claim.owner_token, claim.lease)
 
     def undo(self) -> None:
-        self._transactions.roll_back()
+        self._roll_back()
         self._reopen()
 
     def before_seal(self) -> None:
@@ -180,12 +210,9 @@ class Leased:
     def left_open(self) -> bool:
         return any(self._transactions.blocks_within().values())
 
-    def commit(self) -> None:
-        self._transactions.commit(last=self._store.alias)
-
     def release(self) -> bool:
         self.before_seal()
-        self._transactions.roll_back()
+        self._roll_back()
         for again in (True, False):
             try:
                 return self._store.release(self._claim.id, self._claim.owner_token)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from django.db import Error as DatabaseFailure, IntegrityError, connections, transaction
 
@@ -23,7 +25,7 @@ from .core.states import Claim, Record, RecordedResponse, Sealing, State
 from .failpoints import hit
 from .modes import Mode
 from .storage import Store
-from .storage.transactions import cannot_commit, drop_if_broken, is_lost, passing, sqlstate
+from .storage.transactions import cannot_commit, drop_if_broken, is_lost, passing, sqlstate, was_ended
 
 logger = logging.getLogger("django_idempotency")
 
@@ -59,8 +61,14 @@ class OwnedKey:
         :raises LeaseLost: the key is somebody else's now. :raises StoreUnavailable: no partition takes the record. In
             both cases the transaction has to be rolled back.
         """
+        self._before_seal()
+        self._seal(response, durable=durable)
+
+    def _before_seal(self) -> None:
         hit("before_seal")
         self.mode.before_seal()
+
+    def _seal(self, response: RecordedResponse, *, durable: bool) -> None:
         sealing = self._try_seal(response, durable)
         if sealing is Sealing.NO_PARTITION:
             retention.forget_reach(self.store.alias)
@@ -72,8 +80,11 @@ class OwnedKey:
             raise LeaseLost
         if sealing is not Sealing.SEALED:
             raise StoreUnavailable(f"no partition of {self.store.alias!r} takes the record")
-        logger.info("%s is sealed with %d.", self.claim.id, response.status)
+        self._log_sealed(response)
         hit("after_seal")
+
+    def _log_sealed(self, response: RecordedResponse) -> None:
+        logger.info("%s is sealed with %d.", self.claim.id, response.status)
 
     def _try_seal(self, response: RecordedResponse, durable: bool) -> Sealing:
         return self.store.seal(
@@ -116,18 +127,26 @@ class TransactionalKey(OwnedKey):
 
     def finish(self, outcome: Outcome) -> None:
         """Seal or release, and commit."""
+        with self._abandoned_on_failure():
+            response = self._settle(outcome)
+        if response is None:
+            self.abandon(None)
+            return
+        if not self._committed(partial(self._seal_and_commit, response)):
+            with self._abandoned_on_failure():
+                self._seal(response, durable=self.mode.durable)
+            self._committed(self._commit)
+        hit("after_commit")
+
+    @contextmanager
+    def _abandoned_on_failure(self) -> Iterator[None]:
         try:
-            sealed = self._settle(outcome)
+            yield
         except BaseException as error:
             self.abandon(error)
             if isinstance(error, DatabaseFailure):
                 raise StoreUnavailable(kind(error)) from error
             raise
-        if not sealed:
-            self.abandon(None)
-            return
-        self._commit()
-        hit("after_commit")
 
     def abandon(self, error: BaseException | None) -> None:
         """Roll everything back and release the key.
@@ -143,14 +162,14 @@ class TransactionalKey(OwnedKey):
             logger.warning("%s was rolled back by the database: %s.", self.claim.id, why)
             raise TransactionConflict from error
 
-    def _settle(self, outcome: Outcome) -> bool:
-        """Seal, if that is what the rules say and the transaction can carry it."""
+    def _settle(self, outcome: Outcome) -> RecordedResponse | None:
+        """What to seal, if that is what the rules say and the transaction can carry it."""
         broken = self._is_broken()
         if broken and outcome.exception is None and outcome.status < 400:
             logger.error("%s: the view answered %d over a broken transaction.", self.claim.id, outcome.status)
             raise BrokenTransaction
         if self.policy.outcomes.decision(outcome.status, outcome.exception) is Decision.RELEASE:
-            return False
+            return None
         if broken:
             self.mode.undo()
         response = outcome.record()
@@ -161,8 +180,8 @@ class TransactionalKey(OwnedKey):
             )
             outcome.discard()
             raise BrokenTransaction
-        self.seal(response, durable=self.mode.durable)
-        return True
+        self._before_seal()
+        return response
 
     def _is_broken(self) -> bool:
         connection = connections[self.store.alias]
@@ -171,16 +190,26 @@ class TransactionalKey(OwnedKey):
             transaction.set_rollback(False, using=self.store.alias)
         return cannot_commit(connection)
 
-    def _commit(self) -> None:
-        """Commit, and find out what became of it where the answer was lost."""
+    def _seal_and_commit(self, response: RecordedResponse) -> bool:
+        done = self.mode.seal_and_commit(response, self.policy.retention.total_seconds())
+        if done:
+            self._log_sealed(response)
+        return done
+
+    def _commit(self) -> bool:
+        self.mode.commit()
+        return True
+
+    def _committed(self, commit: Callable[[], bool]) -> bool:
+        """What ``commit`` says, or what became of it where its answer was lost."""
         try:
-            self.mode.commit()
+            return commit()
         except Exception as error:
             record = self.look_up(error)
             if record is not None and record.state is State.SEALED:
                 logger.exception("%s is committed; what follows the COMMIT failed.", self.claim.id)
-                return
-            if not database_refused(error):
+                return True
+            if not (database_refused(error) or was_ended(sqlstate(error))):
                 raise OutcomeUnknown from error
             if self.mode.release():
                 self.ended = Counted.RELEASED

@@ -47,6 +47,10 @@ class RequestTransactions:
         """Whether COMMIT follows when this transaction ends, and not the savepoint of a TestCase."""
         return self._blocks[alias].outermost
 
+    def ends_with_one_commit(self, alias: str) -> bool:
+        """Whether COMMIT on this alias is all that is left to do: no other is open, and no block within."""
+        return [*self._blocks] == [alias] and self.is_outermost(alias) and not self._blocks[alias].within
+
     def blocks_within(self) -> dict[str, int]:
         """How many blocks that are not ours are open within ours."""
         return {alias: len(block.within) for alias, block in self._blocks.items()}

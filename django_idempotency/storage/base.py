@@ -32,7 +32,7 @@ def first_never() -> datetime:
 class Store(Protocol):
     """One database that holds keys. Durations are in seconds.
 
-    Every method runs in whatever transaction is open on ``alias``, and commits nothing by itself.
+    Every method runs in whatever transaction is open on ``alias``. Only what says so by its name commits it.
     """
 
     alias: str
@@ -73,6 +73,16 @@ class Store(Protocol):
         self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, lease: float, durable: bool
     ) -> Sealing:
         """Record the outcome. ``lease`` limits the silence of a ``durable`` transaction between here and COMMIT."""
+        ...
+
+    def seal_and_commit(
+        self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, lease: float
+    ) -> bool:
+        """Record the outcome and commit the open transaction, in one round trip.
+
+        :returns: False where that cannot be, or did not come to the COMMIT: the transaction is as it was before.
+        :raises django.db.Error: of the COMMIT, or of a session that is lost. The transaction has ended.
+        """
         ...
 
     def release(self, id: UUID, owner_token: UUID) -> bool:

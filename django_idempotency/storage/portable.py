@@ -75,6 +75,17 @@ class PortableStore:
     def claim_and_begin(self, claim: Claim, *, silence: float) -> ClaimAnswer:
         raise NotImplementedError
 
+    def seal_and_commit(
+        self,
+        id: UUID,
+        owner_token: UUID,
+        response: RecordedResponse,
+        *,
+        retention: float,
+        lease: float,  # noqa: ARG002
+    ) -> bool:
+        return False
+
     def limit_silence(self, seconds: float) -> None:
         """There is no such limit. A process that dies frees the file, and one that hangs has to be killed."""
 

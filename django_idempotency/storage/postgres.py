@@ -19,7 +19,7 @@ from django.db import OperationalError, connections, transaction
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Seen, Verdict
 from .base import NEVER, readable, record_from
-from .transactions import awaits_begin, bringing_begin, sqlstate, takes_several, transaction_on
+from .transactions import awaits_begin, bringing_begin, is_back_at, sqlstate, takes_several, transaction_on
 
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s::smallint, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s AND steps IS NULL"
@@ -72,6 +72,9 @@ _RELEASE_SEEN = (
     f"DELETE FROM idempotency_key_in_flight WHERE {_AS_SEEN}"  # noqa: S608 - nothing of a caller's
     " AND (%s OR (steps IS NULL AND mode <> 'atomic'))"
 )
+
+# What a seal that raises is undone to, so that COMMIT is not reached and nothing is lost.
+_BEFORE_SEAL = "idempotency_seal"
 
 # Owners that a sweeper may meet in the act of sealing before it gives up for this round.
 _TRIES = 20
@@ -163,6 +166,22 @@ class PostgresStore:
         statement = _seal_statement(retention, durable, lease)
         arguments = (id, owner_token, response.status, json.dumps(response.headers), response.body)
         return Sealing(self._value(statement, arguments))
+
+    def seal_and_commit(
+        self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, lease: float
+    ) -> bool:
+        connection = connections[self.alias]
+        if not takes_several(connection):
+            return False
+        arguments = (id, owner_token, response.status, json.dumps(response.headers), response.body)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(_seal_and_commit_statement(retention, lease), arguments)
+        except Exception:
+            if not is_back_at(connection, _BEFORE_SEAL):
+                raise
+            return False
+        return True
 
     def release(self, id: UUID, owner_token: UUID) -> bool:
         return self._changed(_RELEASE, (id, owner_token)) == 1
@@ -273,8 +292,15 @@ def _claim_statement(
 
 
 @lru_cache
-def _seal_statement(retention: float, durable: bool, lease: float) -> str:
-    return f"SELECT idempotency_seal_v1(%s, %s, %s::smallint, %s::jsonb, %s, {retention}, {durable}, {lease})"
+def _seal_statement(retention: float, durable: bool, lease: float, *more: str) -> str:
+    terms = ", ".join((f"{retention}", f"{durable}", f"{lease}", *more))
+    return f"SELECT idempotency_seal_v1(%s, %s, %s::smallint, %s::jsonb, %s, {terms})"
+
+
+@lru_cache
+def _seal_and_commit_statement(retention: float, lease: float) -> str:
+    seal = _seal_statement(retention, True, lease, "true")
+    return f"SAVEPOINT {_BEFORE_SEAL}; {seal}; COMMIT"
 
 
 def _executed(cursor: Any, statement: str, arguments: tuple[Any, ...]) -> bool:

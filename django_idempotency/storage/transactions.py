@@ -1,5 +1,5 @@
 """What travels with a claim and spares it round trips: the BEGIN of its transaction, the savepoint that undoes a view's
-writes and keeps the claim, and in LEASED mode the COMMIT of the claim and the next BEGIN.
+writes and keeps the claim, and in LEASED mode the COMMIT of the claim and the next BEGIN. With a seal, its COMMIT.
 
 That needs private bookkeeping, which is touched here and nowhere else. Of Django's, ``run_on_commit`` and
 ``savepoint_ids``: with our id on the connection, ``on_commit`` hooks that the view registered are dropped when its
@@ -114,6 +114,15 @@ def awaits_begin(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
+def is_back_at(connection: BaseDatabaseWrapper, savepoint: str) -> bool:
+    """Undo what failed behind a savepoint, in a message that ends with COMMIT. False where that was reached, or the
+    session is lost: nothing is to be undone."""
+    driver: Any = connection.connection
+    if driver.pgconn.transaction_status == _IN_ERROR:
+        connection.savepoint_rollback(savepoint)
+    return bool(driver.pgconn.transaction_status == _IN_TRANSACTION)
+
+
 @contextmanager
 def bringing_begin(connection: BaseDatabaseWrapper) -> Iterator[None]:
     """For a statement that has the BEGIN in it: the driver adds none, and is inside a transaction when it is done."""
@@ -149,7 +158,12 @@ def passing(error: BaseException) -> str | None:
 
 def is_lost(state: str | None) -> bool:
     """Whether this SQLSTATE, or none at all, is that of a session that is gone; what it was doing may be done."""
-    return state is None or state.startswith(("08", "57P"))
+    return state is None or state.startswith("08") or was_ended(state)
+
+
+def was_ended(state: str | None) -> bool:
+    """Whether the server has said that it ends the session: what is not committed by then never will be."""
+    return state is not None and state.startswith("57P")
 
 
 def within_test_case(connection: BaseDatabaseWrapper) -> bool:
@@ -171,10 +185,10 @@ def cannot_commit(connection: BaseDatabaseWrapper) -> bool:
     return info is not None and info.transaction_status in _FAILED
 
 
-# libpq: PQTRANS_IDLE, no transaction is open.
-_IDLE = 0
-# libpq: PQTRANS_INERROR and PQTRANS_UNKNOWN, the second of which is a connection that is gone.
-_FAILED = (3, 4)
+# libpq's PQTRANS_IDLE, no transaction is open; PQTRANS_INTRANS, one is; PQTRANS_INERROR, it is broken; and
+# PQTRANS_UNKNOWN, the connection is gone.
+_IDLE, _IN_TRANSACTION, _IN_ERROR, _UNKNOWN = 0, 2, 3, 4
+_FAILED = (_IN_ERROR, _UNKNOWN)
 
 
 def drop_if_broken(connection: BaseDatabaseWrapper) -> None:

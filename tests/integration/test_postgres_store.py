@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
+from uuid import uuid4
 
 import psycopg
 import pytest
-from django.db import DataError, Error, OperationalError, connections
+from django.db import DataError, Error, IntegrityError, OperationalError, connections
 from django.db.backends.postgresql.base import ServerBindingCursor
 
 from django_idempotency import renewal
 from django_idempotency.core.states import Sealing, State, Verdict
 from django_idempotency.storage import postgres
 from django_idempotency.storage.partitions import covered, create_leaves
-from django_idempotency.storage.transactions import own_connection, sqlstate
+from django_idempotency.storage.transactions import own_connection, sqlstate, was_ended
 from tests.support.crowds import Crowd
 from tests.support.keys import CREATED, Keys, new_claim, rival_of
 from tests.support.laboratory import doctor
@@ -413,6 +415,97 @@ def test_the_seal_is_fenced_in_stricter_isolation_as_well(shared_lab, owner, lev
         shared_lab.do("SELECT count(*) FROM pg_class", alias=strict.alias)  # the snapshot is taken
         assert owner.take_over(claim, rival_of(claim))
         assert strict.seal(claim) is Sealing.LOST
+
+
+# --- a seal that brings its COMMIT ---
+
+
+@pytest.fixture
+def seal_and_commit():
+    def seal_and_commit(keys, claim, response=CREATED, *, token=None, retention=3600.0):
+        token = token or claim.owner_token
+        return keys.store.seal_and_commit(claim.id, token, response, retention=retention, lease=claim.lease)
+
+    return seal_and_commit
+
+
+def status(keys):
+    return connections[keys.alias].connection.info.transaction_status
+
+
+def test_a_seal_commits_along_with_what_was_written_before(owner, rival, seal_and_commit):
+    claim, effect = owner.own(new_claim()), new_claim()
+    with owner.atomic():
+        owner.own(effect)
+        assert rival.store.find(effect.id) is None
+        assert seal_and_commit(owner, claim)
+        assert status(owner) == psycopg.pq.TransactionStatus.IDLE
+        assert rival.store.find(effect.id) is not None
+    assert rival.store.find(claim.id).response == CREATED
+
+
+@pytest.mark.parametrize("wrong", ["token", "nothing claimed", "sealed", "a value that cannot be sent"])
+def test_without_a_seal_the_commit_is_not_reached_and_nothing_is_lost(owner, rival, seal_and_commit, wrong):
+    claim, effect = new_claim(), new_claim()
+    if wrong != "nothing claimed":
+        owner.own(claim)
+    if wrong == "sealed":
+        owner.seal(claim)
+    response = replace(CREATED, body="a\0b") if wrong == "a value that cannot be sent" else CREATED
+    with owner.atomic():
+        owner.own(effect)
+        assert not seal_and_commit(owner, claim, response, token=uuid4() if wrong == "token" else None)
+        assert status(owner) == psycopg.pq.TransactionStatus.INTRANS
+        assert rival.store.find(effect.id) is None
+        assert owner.store.find(effect.id) is not None
+    assert rival.store.find(effect.id) is not None
+
+
+def test_without_a_leaf_the_effect_waits_for_one(lab, seal_and_commit):
+    interval = drop_leaf_in_three_days(lab)
+    keys, claim = Keys(lab.session()), new_claim()
+    with keys.atomic():
+        keys.own(claim)
+        assert not seal_and_commit(keys, claim, retention=THREE_DAYS)
+        attach(lab, interval)
+        assert seal_and_commit(keys, claim, retention=THREE_DAYS)
+    assert keys.store.find(claim.id).response == CREATED
+
+
+def test_it_is_not_tried_one_statement_at_a_time(shared_lab, rival, seal_and_commit):
+    for options in ONE_BY_ONE.values():
+        keys = Keys(shared_lab.session(options=options))
+        claim = keys.own(new_claim())
+        with keys.atomic():
+            assert not seal_and_commit(keys, claim)
+        assert rival.store.find(claim.id).state is State.IN_FLIGHT
+
+
+def test_what_commit_itself_refuses_ends_the_transaction(lab, seal_and_commit):
+    lab.do(
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        "CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)",
+    )
+    keys = Keys(lab.session())
+    claim = keys.own(new_claim())
+    with pytest.raises(IntegrityError), keys.atomic():
+        lab.do("INSERT INTO child VALUES (7)", alias=keys.alias)
+        try:
+            seal_and_commit(keys, claim)
+        finally:
+            assert status(keys) == psycopg.pq.TransactionStatus.IDLE
+    assert lab.ask("SELECT count(*) FROM child") == 0
+    assert keys.store.find(claim.id).state is State.IN_FLIGHT
+
+
+def test_so_does_a_session_that_is_lost(lab, seal_and_commit):
+    keys = Keys(lab.session())
+    claim = keys.own(new_claim())
+    with pytest.raises(OperationalError) as lost, keys.atomic():
+        lab.do(f"SELECT pg_terminate_backend({lab.ask('SELECT pg_backend_pid()', alias=keys.alias)}, 5000)")
+        seal_and_commit(keys, claim)
+    assert was_ended(sqlstate(lost.value))
+    assert keys.store.find(claim.id).state is State.IN_FLIGHT
 
 
 # --- settings of the session ---

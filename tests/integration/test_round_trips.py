@@ -1,4 +1,4 @@
-"""How often a request waits for the server, counted on the wire: one claim, one seal, and nothing else of ours."""
+"""How often a request waits for the server, counted on the wire: with its claim and with its seal, and no more."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rest_framework.views import APIView
 
 from django_idempotency import IdempotencyMode, retention
 from django_idempotency.drf import IdempotencyMixin, idempotent
+from django_idempotency.failpoints import arm
 from django_idempotency.http import idempotent_view
 from tests.support.fixtures import committed, quick_flush
 from tests.support.modes import TRANSACTIONAL
@@ -29,6 +30,7 @@ __all__ = ["committed", "quick_flush"]
 
 EFFECT = "auth_group"
 CLAIM_AND_BEGIN = ["BEGIN", "claim", "COMMIT", "limit_silence"]
+SEAL_AND_COMMIT = ["SAVEPOINT", "seal", "COMMIT"]
 LOOK = "django_content_type"
 
 
@@ -117,12 +119,21 @@ def server_side_binding(committed, monkeypatch):
 
 def test_a_fresh_request_in_atomic_mode_claims_in_one_and_seals_in_another(send, way):
     trips = send(way(IdempotencyMode.ATOMIC))
-    assert trips == [["BEGIN", "claim", "SAVEPOINT"], [EFFECT], ["seal"], ["COMMIT"]]
+    assert trips == [["BEGIN", "claim", "SAVEPOINT"], [EFFECT], SEAL_AND_COMMIT]
 
 
 def test_a_fresh_request_in_leased_mode_claims_in_a_transaction_of_its_own(send, way):
     trips = send(way(IdempotencyMode.LEASED))
-    assert trips == [CLAIM_AND_BEGIN, [EFFECT], ["seal"], ["COMMIT"]]
+    assert trips == [CLAIM_AND_BEGIN, [EFFECT], SEAL_AND_COMMIT]
+
+
+@pytest.mark.parametrize("mode", TRANSACTIONAL)
+def test_there_is_a_moment_between_seal_and_commit_where_a_test_asks_for_one(send, way, mode):
+    arm("after_seal:raise@/dev/null")  # which exists, so nobody is the first to make it
+    try:
+        assert send(way(mode))[1:] == [[EFFECT], ["seal"], ["COMMIT"]]
+    finally:
+        arm("")
 
 
 def test_a_replay_is_one_statement(send, way):
@@ -148,8 +159,8 @@ def test_without_a_key_a_request_is_as_if_unprotected(send, way, mode):
 
 def test_what_atomic_requests_gave_is_one_pair_still(send, way, atomic_requests):
     assert send(Plain.as_view()) == [["BEGIN"], [EFFECT], ["COMMIT"]]
-    assert send(way(IdempotencyMode.ATOMIC)) == [["BEGIN", "claim", "SAVEPOINT"], [EFFECT], ["seal"], ["COMMIT"]]
-    assert send(way(IdempotencyMode.LEASED)) == [CLAIM_AND_BEGIN, [EFFECT], ["seal"], ["COMMIT"]]
+    assert send(way(IdempotencyMode.ATOMIC)) == [["BEGIN", "claim", "SAVEPOINT"], [EFFECT], SEAL_AND_COMMIT]
+    assert send(way(IdempotencyMode.LEASED)) == [CLAIM_AND_BEGIN, [EFFECT], SEAL_AND_COMMIT]
 
 
 def test_a_transaction_that_authentication_began_carries_the_claim_or_costs_a_pair(send, atomic_requests):
@@ -159,8 +170,7 @@ def test_a_transaction_that_authentication_began_carries_the_claim_or_costs_a_pa
         [LOOK],
         ["claim", "SAVEPOINT"],
         [EFFECT],
-        ["seal"],
-        ["COMMIT"],
+        SEAL_AND_COMMIT,
     ]
     assert send(through_mixin(IdempotencyMode.LEASED), query="?look") == [
         ["BEGIN"],
@@ -168,8 +178,7 @@ def test_a_transaction_that_authentication_began_carries_the_claim_or_costs_a_pa
         ["COMMIT"],
         CLAIM_AND_BEGIN,
         [EFFECT],
-        ["seal"],
-        ["COMMIT"],
+        SEAL_AND_COMMIT,
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -203,16 +204,31 @@ def cut_commit(monkeypatch):
     """The connection breaks at the next COMMIT of a handler's transaction: before it arrives, or after it is done."""
 
     def cut(*, done):
-        commit = BaseDatabaseWrapper._commit
+        commit, execute = BaseDatabaseWrapper._commit, psycopg.ClientCursor.execute
+
+        def heal():
+            monkeypatch.setattr(BaseDatabaseWrapper, "_commit", commit)
+            monkeypatch.setattr(psycopg.ClientCursor, "execute", execute)
 
         def commit_and_break(self):
-            monkeypatch.setattr(BaseDatabaseWrapper, "_commit", commit)
+            heal()
             if done:
                 commit(self)
             self.connection.close()
             raise OperationalError("server closed the connection unexpectedly")
 
+        def execute_and_break(self, query, *arguments, **named):
+            if not str(query).endswith("; COMMIT"):
+                return execute(self, query, *arguments, **named)
+            heal()
+            if done:
+                execute(self, query, *arguments, **named)
+            self.connection.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
         monkeypatch.setattr(BaseDatabaseWrapper, "_commit", commit_and_break)
+        # Where it travels with the seal.
+        monkeypatch.setattr(psycopg.ClientCursor, "execute", execute_and_break)
 
     return cut
 
