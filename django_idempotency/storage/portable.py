@@ -32,7 +32,7 @@ class PortableStore:
     def _keys(self) -> models.QuerySet[IdempotencyKey]:
         return IdempotencyKey.objects.using(self.alias)
 
-    def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:  # noqa: ARG002
+    def claim(self, claim: Claim, *, limit_silence: bool, savepoint: str | None) -> ClaimAnswer:
         now = _now()
         standing = self._standing(claim.id, now)
         if standing is not None:
@@ -82,7 +82,7 @@ class PortableStore:
         response: RecordedResponse,
         *,
         retention: float,
-        lease: float,  # noqa: ARG002
+        lease: float,
     ) -> bool:
         return False
 
@@ -117,8 +117,8 @@ class PortableStore:
         response: RecordedResponse,
         *,
         retention: float,
-        lease: float,  # noqa: ARG002
-        durable: bool,  # noqa: ARG002
+        lease: float,
+        durable: bool,
     ) -> Sealing:
         now = _now()
         sealed = self._owned(id, owner_token).update(
@@ -149,7 +149,7 @@ class PortableStore:
         *,
         lease: float,
         stale_after: float,
-        durable: bool,  # noqa: ARG002
+        durable: bool,
     ) -> bool:
         stands_still = Q(recovery_point=progress.recovery_point)
         advanced = self._owned(id, owner_token).update(

@@ -488,12 +488,11 @@ def test_what_commit_itself_refuses_ends_the_transaction(lab, seal_and_commit):
     )
     keys = Keys(lab.session())
     claim = keys.own(new_claim())
-    with pytest.raises(IntegrityError), keys.atomic():
+    with keys.undone():
         lab.do("INSERT INTO child VALUES (7)", alias=keys.alias)
-        try:
+        with pytest.raises(IntegrityError):
             seal_and_commit(keys, claim)
-        finally:
-            assert status(keys) == psycopg.pq.TransactionStatus.IDLE
+        assert status(keys) == psycopg.pq.TransactionStatus.IDLE
     assert lab.ask("SELECT count(*) FROM child") == 0
     assert keys.store.find(claim.id).state is State.IN_FLIGHT
 
@@ -501,9 +500,10 @@ def test_what_commit_itself_refuses_ends_the_transaction(lab, seal_and_commit):
 def test_so_does_a_session_that_is_lost(lab, seal_and_commit):
     keys = Keys(lab.session())
     claim = keys.own(new_claim())
-    with pytest.raises(OperationalError) as lost, keys.atomic():
+    with keys.undone():
         lab.do(f"SELECT pg_terminate_backend({lab.ask('SELECT pg_backend_pid()', alias=keys.alias)}, 5000)")
-        seal_and_commit(keys, claim)
+        with pytest.raises(OperationalError) as lost:
+            seal_and_commit(keys, claim)
     assert was_ended(sqlstate(lost.value))
     assert keys.store.find(claim.id).state is State.IN_FLIGHT
 
