@@ -50,7 +50,7 @@ GAUGES = {
     "stuck": ("django_idempotency_stuck", "Claims that a sweeper could take up now, and did not yet."),
     "left_to_a_person": ("django_idempotency_left_to_a_person", "Claims that no sweeper takes up again."),
     "cover": ("django_idempotency_partitions_ahead_seconds", "Time until the partitions end."),
-    "size": ("django_idempotency_size_bytes", "Size of the keys with their indexes."),
+    "size": ("django_idempotency_size_bytes", "Size of the keys and tombstones, with their indexes."),
     "sealed": ("django_idempotency_sealed_records", "Sealed records, estimated."),
 }
 """Of each field of Gauges, its metric and what it says."""

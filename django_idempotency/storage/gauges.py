@@ -29,7 +29,7 @@ class Gauges:
     cover: float | None
     """From now until the partitions end."""
     size: int | None
-    """Bytes of the keys, with their indexes."""
+    """Bytes of the keys and tombstones, with their indexes."""
     sealed: int | None
     """Estimated."""
 
@@ -49,7 +49,9 @@ FROM idempotency_key_in_flight
 # What the statistics count as rows go in is newer than what the last ANALYZE found, and is lost with a crash.
 _STORED = """
 SELECT
-    sum(pg_total_relation_size(tree.relid))::bigint,
+    sum(pg_total_relation_size(tree.relid))::bigint + (
+        SELECT sum(pg_total_relation_size(relid))::bigint FROM pg_partition_tree('idempotency_tombstone')
+    ),
     coalesce(sum(greatest(pg_stat_get_live_tuples(c.oid), c.reltuples, 0)) FILTER (WHERE tree.level = 2), 0)::bigint
 FROM pg_partition_tree('idempotency_key') AS tree JOIN pg_class AS c ON c.oid = tree.relid
 """

@@ -97,6 +97,17 @@ def test_on_postgresql_the_rest_is_known_too(lab):
     assert after.size > before.size + 5000 * 100
 
 
+def test_the_size_has_the_tombstones_in_it(lab):
+    before = gauges(connections[lab.aliases[0]], stale_after=20.0)
+    lab.do(
+        "CREATE TABLE graves PARTITION OF idempotency_tombstone FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
+        "INSERT INTO idempotency_tombstone (id, fingerprint, fingerprint_scheme, forget_at)"
+        " SELECT gen_random_uuid(), '', 1, '2020-01-01 12:00+00' FROM generate_series(1, 5000)",
+    )
+    after = gauges(connections[lab.aliases[0]], stale_after=20.0)
+    assert after.size > before.size + 5000 * 32
+
+
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 def test_no_sealed_row_is_read(empty):
     """However many there are: pages of theirs are neither fetched from the disk nor found in memory."""
