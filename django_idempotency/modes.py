@@ -44,10 +44,15 @@ class Mode(Protocol):
     def durable(self) -> bool: ...
 
     def seal_and_commit(self, response: RecordedResponse, retention: float) -> bool:
-        """Both in one round trip. False where that cannot be: nothing has changed, and ``commit`` follows a seal."""
+        """Both in one round trip; ``commit`` then ends what Django knows of. False where that cannot be: nothing has
+        changed."""
         ...
 
     def commit(self) -> None: ...
+
+    def roll_back(self) -> None:
+        """End what is open still, if anything is."""
+        ...
 
     def release(self) -> bool:
         """Nothing happened: roll everything back and free the key. False where it was not ours to free."""
@@ -70,21 +75,14 @@ class _Ended:
         if not self._transactions.ends_with_one_commit(self._store.alias) or is_armed("after_seal"):
             return False
         claim = self._claim
-        try:
-            if not self._store.seal_and_commit(
-                claim.id, claim.owner_token, response, retention=retention, lease=claim.lease
-            ):
-                return False
-        except DatabaseFailure:
-            self._roll_back()
-            raise
-        self.commit()
-        return True
+        return self._store.seal_and_commit(
+            claim.id, claim.owner_token, response, retention=retention, lease=claim.lease
+        )
 
     def commit(self) -> None:
         self._transactions.commit(last=self._store.alias)
 
-    def _roll_back(self) -> None:
+    def roll_back(self) -> None:
         self._transactions.roll_back()
 
 
@@ -134,13 +132,13 @@ class Atomic(_Ended):
         super().commit()
 
     def release(self) -> bool:
-        self._roll_back()
+        self.roll_back()
         return True
 
-    def _roll_back(self) -> None:
+    def roll_back(self) -> None:
         if self._savepoint is not None:
             self._savepoint.forget(rolling_back=True)
-        super()._roll_back()
+        super().roll_back()
 
 
 class Leased(_Ended):
@@ -200,7 +198,7 @@ class Leased(_Ended):
             self._renewal = renewal.start(self._store.alias, claim.id, claim.owner_token, claim.lease)
 
     def undo(self) -> None:
-        self._roll_back()
+        self.roll_back()
         self._reopen()
 
     def before_seal(self) -> None:
@@ -212,7 +210,7 @@ class Leased(_Ended):
 
     def release(self) -> bool:
         self.before_seal()
-        self._roll_back()
+        self.roll_back()
         for again in (True, False):
             try:
                 return self._store.release(self._claim.id, self._claim.owner_token)

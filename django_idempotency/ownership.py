@@ -25,7 +25,7 @@ from .core.states import Claim, Record, RecordedResponse, Sealing, State
 from .failpoints import hit
 from .modes import Mode
 from .storage import Store
-from .storage.transactions import cannot_commit, drop_if_broken, is_lost, passing, sqlstate, was_ended
+from .storage.transactions import cannot_commit, drop_if_broken, is_lost, passing, sqlstate
 
 logger = logging.getLogger("django_idempotency")
 
@@ -191,10 +191,10 @@ class TransactionalKey(OwnedKey):
         return cannot_commit(connection)
 
     def _seal_and_commit(self, response: RecordedResponse) -> bool:
-        done = self.mode.seal_and_commit(response, self.policy.retention.total_seconds())
-        if done:
-            self._log_sealed(response)
-        return done
+        if not self.mode.seal_and_commit(response, self.policy.retention.total_seconds()):
+            return False
+        self._log_sealed(response)
+        return self._commit()
 
     def _commit(self) -> bool:
         self.mode.commit()
@@ -204,17 +204,18 @@ class TransactionalKey(OwnedKey):
         """What ``commit`` says, or what became of it where its answer was lost."""
         try:
             return commit()
-        except Exception as error:
+        except BaseException as error:
+            # Neither the look-up nor the next request of this thread may meet what is open still.
+            self.mode.roll_back()
+            if not isinstance(error, Exception):
+                raise
             record = self.look_up(error)
             if record is not None and record.state is State.SEALED:
                 logger.exception("%s is committed; what follows the COMMIT failed.", self.claim.id)
                 return True
-            if not (database_refused(error) or was_ended(sqlstate(error))):
+            if not database_refused(error):
                 raise OutcomeUnknown from error
-            if self.mode.release():
-                self.ended = Counted.RELEASED
-            if passing(error):
-                raise TransactionConflict from error
+            self.abandon(error)
             raise  # of a deferred constraint or trigger: the project's own error
 
 

@@ -19,7 +19,16 @@ from django.db import OperationalError, connections, transaction
 from ..core.progress import Progress
 from ..core.states import Claim, ClaimAnswer, Record, RecordedResponse, Sealing, Seen, Verdict
 from .base import NEVER, readable, record_from
-from .transactions import awaits_begin, bringing_begin, is_back_at, sqlstate, takes_several, transaction_on
+from .transactions import (
+    awaits_begin,
+    bringing_begin,
+    is_back_at,
+    may_bring_commit,
+    passing,
+    sqlstate,
+    takes_several,
+    transaction_on,
+)
 
 _TAKE_OVER = "SELECT idempotency_take_over_v1(%s, %s, %s, %s, %s, %s::smallint, %s, %s, %s)"
 _RELEASE = "DELETE FROM idempotency_key_in_flight WHERE id = %s AND owner_token = %s AND steps IS NULL"
@@ -74,7 +83,7 @@ _RELEASE_SEEN = (
 )
 
 # What a seal that raises is undone to, so that COMMIT is not reached and nothing is lost.
-_BEFORE_SEAL = "idempotency_seal"
+_BEFORE_SEAL = "idempotency_before_seal"
 
 # Owners that a sweeper may meet in the act of sealing before it gives up for this round.
 _TRIES = 20
@@ -171,14 +180,15 @@ class PostgresStore:
         self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, lease: float
     ) -> bool:
         connection = connections[self.alias]
-        if not takes_several(connection):
+        if not may_bring_commit(connection):
             return False
         arguments = (id, owner_token, response.status, json.dumps(response.headers), response.body)
         try:
             with connection.cursor() as cursor:
                 cursor.execute(_seal_and_commit_statement(retention, lease), arguments)
-        except Exception:
-            if not is_back_at(connection, _BEFORE_SEAL):
+        except Exception as error:
+            # What a repetition of the request gets past, another seal would have to wait for again.
+            if not is_back_at(connection, _BEFORE_SEAL) or passing(error):
                 raise
             return False
         return True

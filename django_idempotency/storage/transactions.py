@@ -10,9 +10,10 @@ nested ``atomic`` sets the savepoint.
 
 from __future__ import annotations
 
+import select
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from django.db import Error as DatabaseFailure, OperationalError, connections, transaction
@@ -114,12 +115,37 @@ def awaits_begin(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
+def may_bring_commit(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a COMMIT in a statement of ours would end the open transaction as Django's own would.
+
+    A session of which the server has said something meanwhile has probably ended. It says so to the next statement, and
+    if that is no COMMIT, everybody knows that nothing was committed.
+    """
+    driver: Any = connection.connection
+    return (
+        takes_several(connection)
+        and driver.pgconn.transaction_status == _IN_TRANSACTION
+        # Somebody's block of the driver would have its COMMIT refused.
+        and not getattr(driver, "_num_transactions", 1)
+        and not _has_something_to_read(driver.pgconn.socket)
+    )
+
+
+def _has_something_to_read(socket: int) -> bool:
+    if not hasattr(select, "poll"):  # Windows, whose select takes any number
+        return bool(select.select([socket], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def is_back_at(connection: BaseDatabaseWrapper, savepoint: str) -> bool:
-    """Undo what failed behind a savepoint, in a message that ends with COMMIT. False where that was reached, or the
-    session is lost: nothing is to be undone."""
+    """Undo what failed behind a savepoint, in a message that ends with COMMIT. False where that was reached, where the
+    session is lost, or where there is no such savepoint."""
     driver: Any = connection.connection
     if driver.pgconn.transaction_status == _IN_ERROR:
-        connection.savepoint_rollback(savepoint)
+        with suppress(DatabaseFailure):  # whose own error is not what is wrong
+            connection.savepoint_rollback(savepoint)
     return bool(driver.pgconn.transaction_status == _IN_TRANSACTION)
 
 
@@ -144,6 +170,7 @@ _PASSING = {
     "40P01": "it was in a deadlock with another transaction",
     "55P03": "it waited too long for a lock",
     "57014": "a statement of it was cancelled, or ran into statement_timeout",
+    "25P04": "it took longer than transaction_timeout",
     "25P03": "it was silent for too long; raise what limits that: its lease in ATOMIC mode, RENEWAL_CAP otherwise",
 }
 
@@ -158,12 +185,7 @@ def passing(error: BaseException) -> str | None:
 
 def is_lost(state: str | None) -> bool:
     """Whether this SQLSTATE, or none at all, is that of a session that is gone; what it was doing may be done."""
-    return state is None or state.startswith("08") or was_ended(state)
-
-
-def was_ended(state: str | None) -> bool:
-    """Whether the server has said that it ends the session: what is not committed by then never will be."""
-    return state is not None and state.startswith("57P")
+    return state is None or state.startswith(("08", "57P"))
 
 
 def within_test_case(connection: BaseDatabaseWrapper) -> bool:

@@ -17,7 +17,7 @@ from django_idempotency import renewal
 from django_idempotency.core.states import Sealing, State, Verdict
 from django_idempotency.storage import postgres
 from django_idempotency.storage.partitions import covered, create_leaves
-from django_idempotency.storage.transactions import own_connection, sqlstate, was_ended
+from django_idempotency.storage.transactions import own_connection, sqlstate
 from tests.support.crowds import Crowd
 from tests.support.keys import CREATED, Keys, new_claim, rival_of
 from tests.support.laboratory import doctor
@@ -497,15 +497,40 @@ def test_what_commit_itself_refuses_ends_the_transaction(lab, seal_and_commit):
     assert keys.store.find(claim.id).state is State.IN_FLIGHT
 
 
-def test_so_does_a_session_that_is_lost(lab, seal_and_commit):
+def test_a_session_that_has_ended_hears_of_it_from_the_seal_alone(lab, seal_and_commit):
+    """Of a COMMIT without an answer nobody would know whether it was reached."""
     keys = Keys(lab.session())
     claim = keys.own(new_claim())
     with keys.undone():
         lab.do(f"SELECT pg_terminate_backend({lab.ask('SELECT pg_backend_pid()', alias=keys.alias)}, 5000)")
-        with pytest.raises(OperationalError) as lost:
-            seal_and_commit(keys, claim)
-    assert was_ended(sqlstate(lost.value))
+        assert not seal_and_commit(keys, claim)
+        with pytest.raises(OperationalError):
+            keys.seal(claim)
     assert keys.store.find(claim.id).state is State.IN_FLIGHT
+
+
+def test_what_a_repetition_gets_past_is_not_waited_for_twice(shared_lab, owner, rival, seal_and_commit):
+    claim = owner.own(new_claim())
+    with rival.undone():
+        shared_lab.rows("SELECT FROM idempotency_key WHERE id = %s FOR UPDATE", claim.id, alias=rival.alias)
+        with owner.undone():
+            shared_lab.do("SET LOCAL lock_timeout = '20ms'", alias=owner.alias)
+            with pytest.raises(OperationalError) as waited:
+                seal_and_commit(owner, claim)
+            assert sqlstate(waited.value) == LOCK_NOT_AVAILABLE
+    assert owner.store.find(claim.id).state is State.IN_FLIGHT
+
+
+def test_it_ends_no_block_of_the_driver_and_no_transaction_that_has_not_begun(owner, rival, seal_and_commit):
+    claim = owner.own(new_claim())
+    with owner.atomic():
+        assert status(owner) == psycopg.pq.TransactionStatus.IDLE
+        assert not seal_and_commit(owner, claim)
+        assert owner.store.find(claim.id) is not None  # which begins it
+        with connections[owner.alias].connection.transaction():
+            assert not seal_and_commit(owner, claim)
+        assert seal_and_commit(owner, claim)
+    assert rival.store.find(claim.id).state is State.SEALED
 
 
 # --- settings of the session ---

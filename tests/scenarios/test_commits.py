@@ -6,12 +6,17 @@ import contextlib
 
 import psycopg
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.http import StreamingHttpResponse
 
 from django_idempotency import IdempotencyMode
+from django_idempotency.http import idempotent_view
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.storage import postgres
 from example_project.payments.models import Transfer
+from tests.support.modes import TRANSACTIONAL
+from tests.support.waiting import eventually
 
 from .site import Handling, assert_replays, effect, problem, records, rows
 from .table import answers, api_exception
@@ -241,6 +246,29 @@ def breaks_commit(cut_commit, *, done, then=None):
     return handle
 
 
+@pytest.fixture
+def interrupt_commit(monkeypatch):
+    """Something is raised while the message that ends with COMMIT is under way: by a signal, or a time-out of a hub."""
+
+    def interrupt(error):
+        execute = psycopg.ClientCursor.execute
+
+        def send_and_raise(self, query, arguments=None, **named):
+            if not str(query).endswith("; COMMIT"):
+                return execute(self, query, arguments, **named)
+            monkeypatch.setattr(psycopg.ClientCursor, "execute", execute)
+            self.connection.pgconn.send_query(self.mogrify(query, arguments).encode())
+            raise error
+
+        monkeypatch.setattr(psycopg.ClientCursor, "execute", send_and_raise)
+
+    return interrupt
+
+
+class Interrupted(BaseException):
+    pass
+
+
 needs_a_server = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="closing it ends a database in memory")
 
 
@@ -268,6 +296,51 @@ class TestLostAnswers:
         assert first.status_code == 402
         assert_replays(site.send(), first)
         assert (handler.entered, rows()) == (1, 0)
+
+    @pytest.mark.parametrize("error", [Interrupted(), LookupError()], ids=["BaseException", "Exception"])
+    @every_way
+    def test_interrupted_it_leaves_nothing_open_and_is_found_out(self, site, interrupt_commit, way, mode, error):
+        def handle(call):
+            interrupt_commit(error)
+            return answers()(call)
+
+        handler = Handling(handle)
+        site.add(way(handler, {"mode": mode}))
+        if isinstance(error, Interrupted):
+            with pytest.raises(Interrupted):
+                site.send()
+        else:
+            response = site.send()
+            assert response.status_code == 201 or problem(response) == "outcome-unknown"
+        assert not connection.in_atomic_block
+        assert connection.savepoint_ids == []
+        eventually(lambda: records("sealed"), "the server has done what it was sent")
+        again = site.send()
+        assert (again.status_code, again.headers["Idempotent-Replayed"]) == (201, "true")
+        assert (handler.entered, rows()) == (1, 1)
+
+    @pytest.mark.parametrize("same_name", [True, False])
+    @pytest.mark.parametrize("mode", TRANSACTIONAL)
+    def test_a_stream_that_breaks_the_transaction_is_not_answered(self, site, mode, same_name):
+        """Nor is it brought back by a savepoint of ours, let alone by one of the project's."""
+
+        def chunks():
+            yield b"a"
+            with contextlib.suppress(DatabaseError), connection.cursor() as cursor:
+                cursor.execute("SELECT 1/0")
+            yield b"b"
+
+        def view(request):
+            if same_name:
+                with connection.cursor() as cursor:
+                    cursor.execute(f"SAVEPOINT {postgres._BEFORE_SEAL}")
+            effect()
+            return StreamingHttpResponse(chunks(), status=201)
+
+        site.add(idempotent_view(mode=mode)(view))
+        response = site.send()
+        assert (response.status_code, problem(response)) == (503, "store-unavailable")
+        assert (rows(), records()) == (0, 0)
 
     @every_way
     def test_not_done_the_client_is_told_that_nobody_knows(self, site, cut_commit, way, mode):

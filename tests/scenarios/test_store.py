@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import socket
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
@@ -11,6 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from rest_framework.permissions import AllowAny
 
 from django_idempotency.storage.transactions import own_connection
+from tests.support.waiting import eventually
 
 from .site import Handling, effect, problem, records, rows
 from .table import answers
@@ -193,6 +197,23 @@ def hang_up(pid=None):
         cursor.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
 
 
+def fall_silent():
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '20ms'")
+    eventually(lambda: ended(connection.connection), "the server has ended the session")
+
+
+def ended(driver):
+    """Whether the server has said something that nobody has read."""
+    return select.select([driver.fileno()], [], [], 0)[0]
+
+
+def cut_off():
+    end = socket.socket(fileno=os.dup(connection.connection.fileno()))
+    end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
 @postgres_only
 class TestGoneMeanwhile:
     @every_way
@@ -218,6 +239,23 @@ class TestGoneMeanwhile:
         response = site.send()
         assert (response.status_code, problem(response)) == (503, "transaction-conflict")
         assert int(response.headers["Retry-After"]) >= 1
+        assert (rows(), records()) == (0, 0)
+        assert site.send().status_code == 201
+
+    @pytest.mark.parametrize("how", ["silent for too long", "cut off"])
+    @every_way
+    def test_so_it_is_where_the_server_was_not_asked_to(self, site, way, mode, how, caplog):
+        def handle(call):
+            row = effect()
+            fall_silent() if how == "silent for too long" else cut_off()
+            return Reply(201, {"row": str(row.pk)})
+
+        site.add(way(Handling(handle, answers()), {"mode": mode}))
+        with caplog.at_level("INFO", "django_idempotency"):
+            response = site.send()
+        assert (response.status_code, problem(response)) == (503, "transaction-conflict")
+        assert "is released." in caplog.text
+        assert "was rolled back by the database" in caplog.text
         assert (rows(), records()) == (0, 0)
         assert site.send().status_code == 201
 
