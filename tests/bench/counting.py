@@ -44,10 +44,13 @@ Turns = dict[str, Request]
 """One request under each of the listeners."""
 
 
+# Importing it is what the setting PROMETHEUS does, which is off here.
+counted.disconnect(dispatch_uid="django_idempotency.prometheus")
+
+
 def listen(request: HttpRequest) -> HttpResponse:
     """Change who is told of requests."""
-    for module in ("numbers.counting", "prometheus"):
-        counted.disconnect(dispatch_uid=f"django_idempotency.{module}")
+    counted.disconnect(dispatch_uid="django_idempotency.numbers.counting")
     wanted = LISTENERS[request.GET["to"]]
     for receiver in LISTENERS["counting and Prometheus"]:
         counted.disconnect(dispatch_uid=_UID.format(receiver.__module__))
