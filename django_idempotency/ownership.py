@@ -107,6 +107,7 @@ class OwnedKey:
         except DatabaseFailure:
             raise OutcomeUnknown from error
         if record is not None and record.owner_token != self.claim.owner_token:
+            logger.warning("%s was taken over while this attempt ran.", self.claim.id)
             raise LeaseLost from error
         return record
 
@@ -208,6 +209,7 @@ class TransactionalKey(OwnedKey):
             # Neither the look-up nor the next request of this thread may meet what is open still.
             self.mode.roll_back()
             if not isinstance(error, Exception):
+                logger.warning("%s was interrupted at its COMMIT. A retry finds out.", self.claim.id)
                 raise
             record = self.look_up(error)
             if record is not None and record.state is State.SEALED:

@@ -22,10 +22,10 @@ from .base import NEVER, readable, record_from
 from .transactions import (
     awaits_begin,
     bringing_begin,
-    is_back_at,
     may_bring_commit,
     passing,
     sqlstate,
+    stopped_before_commit,
     takes_several,
     transaction_on,
 )
@@ -188,7 +188,7 @@ class PostgresStore:
                 cursor.execute(_seal_and_commit_statement(retention, lease), arguments)
         except Exception as error:
             # What a repetition of the request gets past, another seal would have to wait for again.
-            if not is_back_at(connection, _BEFORE_SEAL) or passing(error):
+            if not stopped_before_commit(connection, _BEFORE_SEAL) or passing(error):
                 raise
             return False
         return True

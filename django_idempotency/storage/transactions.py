@@ -139,14 +139,15 @@ def _has_something_to_read(socket: int) -> bool:
     return bool(poll.poll(0))
 
 
-def is_back_at(connection: BaseDatabaseWrapper, savepoint: str) -> bool:
-    """Undo what failed behind a savepoint, in a message that ends with COMMIT. False where that was reached, where the
-    session is lost, or where there is no such savepoint."""
+def stopped_before_commit(connection: BaseDatabaseWrapper, savepoint: str) -> bool:
+    """Whether a message that ends with COMMIT failed ahead of it. What it did behind the savepoint is undone then; else
+    the transaction is broken, and the next statement says so."""
     driver: Any = connection.connection
-    if driver.pgconn.transaction_status == _IN_ERROR:
-        with suppress(DatabaseFailure):  # whose own error is not what is wrong
+    status = driver.pgconn.transaction_status
+    if status == _IN_ERROR:
+        with suppress(DatabaseFailure):
             connection.savepoint_rollback(savepoint)
-    return bool(driver.pgconn.transaction_status == _IN_TRANSACTION)
+    return status in {_IN_TRANSACTION, _IN_ERROR}
 
 
 @contextmanager

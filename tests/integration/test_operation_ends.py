@@ -534,7 +534,7 @@ def test_an_owner_that_comes_back_to_a_sealed_key_hears_of_it(workshop, rival):
 
 
 @on_both_stores
-def test_a_fault_after_a_take_over_is_told_as_such_and_holds_nothing(workshop, rival):
+def test_a_fault_after_a_take_over_is_told_as_such_and_holds_nothing(workshop, rival, caplog):
     def operation(op):
         op.phase("first", lambda: None)
         taken_over(workshop, rival)
@@ -543,4 +543,5 @@ def test_a_fault_after_a_take_over_is_told_as_such_and_holds_nothing(workshop, r
     called = workshop.declare(operation)
     with pytest.raises(LeaseLost):
         workshop.run(called)
+    assert "was taken over while this attempt ran" in caplog.text
     assert workshop.row().held_reason is None

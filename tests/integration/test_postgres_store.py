@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from django.db import DataError, Error, IntegrityError, OperationalError, connections
+from django.db import DataError, Error, IntegrityError, InternalError, OperationalError, connections
 from django.db.backends.postgresql.base import ServerBindingCursor
 
 from django_idempotency import renewal
@@ -507,6 +507,18 @@ def test_a_session_that_has_ended_hears_of_it_from_the_seal_alone(lab, seal_and_
         with pytest.raises(OperationalError):
             keys.seal(claim)
     assert keys.store.find(claim.id).state is State.IN_FLIGHT
+
+
+def test_where_the_effect_cannot_be_brought_back_the_seal_that_follows_says_so(owner, seal_and_commit, monkeypatch):
+    claim, connection = owner.own(new_claim()), connections[owner.alias]
+    with owner.undone():
+        owner.own(new_claim())
+        with monkeypatch.context() as patched:
+            patched.setattr(connection, "savepoint_rollback", lambda sid: connection.cursor().execute("SELECT 1"))
+            assert not seal_and_commit(owner, claim, token=uuid4())
+        assert status(owner) == psycopg.pq.TransactionStatus.INERROR
+        with pytest.raises(InternalError, match="aborted"):
+            owner.store.find(claim.id)
 
 
 def test_what_a_repetition_gets_past_is_not_waited_for_twice(shared_lab, owner, rival, seal_and_commit):

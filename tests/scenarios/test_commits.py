@@ -299,7 +299,9 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("error", [Interrupted(), LookupError()], ids=["BaseException", "Exception"])
     @every_way
-    def test_interrupted_it_leaves_nothing_open_and_is_found_out(self, site, interrupt_commit, way, mode, error):
+    def test_interrupted_it_leaves_nothing_open_and_is_found_out(
+        self, site, interrupt_commit, way, mode, error, caplog
+    ):
         def handle(call):
             interrupt_commit(error)
             return answers()(call)
@@ -309,6 +311,7 @@ class TestLostAnswers:
         if isinstance(error, Interrupted):
             with pytest.raises(Interrupted):
                 site.send()
+            assert "was interrupted at its COMMIT" in caplog.text
         else:
             response = site.send()
             assert response.status_code == 201 or problem(response) == "outcome-unknown"
