@@ -52,6 +52,8 @@ def _report(options: argparse.Namespace) -> Iterator[str]:
     yield ""
     yield from report.latency_table(alone)
     yield ""
+    yield from report.beside_peers(alone)
+    yield ""
     yield "Processor time of the same requests:"
     yield ""
     yield from report.processor_table(alone)

@@ -13,6 +13,8 @@ def database() -> Iterator[None]:
     from django.core.management import call_command
     from django.db import connection, connections
 
+    from . import peer_views
+
     _drop_databases()
     with connection._nodb_cursor() as cursor:
         cursor.execute(f'CREATE DATABASE "{connection.settings_dict["NAME"]}"')
@@ -20,6 +22,7 @@ def database() -> Iterator[None]:
         call_command("migrate", run_syncdb=True, verbosity=0)
         with connection.cursor() as cursor:
             cursor.execute(Path(__file__).with_name("floor.sql").read_text(encoding="utf-8"))
+        peer_views.prepare()
         yield
     finally:
         connections.close_all()

@@ -9,6 +9,7 @@ from example_project.serving import ApiServer
 
 from . import processor
 from .load import Block, Clients
+from .peers import INSTALLED
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Variant:
 UNPROTECTED = Variant("unprotected", "/unprotected/")
 FLOOR_ATOMIC = Variant("floor, ATOMIC", "/floor-atomic/")
 FLOOR_LEASED = Variant("floor, LEASED", "/floor-leased/")
+PEERS = tuple(Variant(f"{name} {number}", f"/{name}/") for name, number in INSTALLED.items())
 FLOOR_REPLAY = Variant("floor, replay", "/floor-atomic/", replay=True)
 VARIANTS = (
     UNPROTECTED,
@@ -31,6 +33,7 @@ VARIANTS = (
     Variant("ATOMIC", "/atomic/", FLOOR_ATOMIC.name),
     FLOOR_LEASED,
     Variant("LEASED", "/leased/", FLOOR_LEASED.name),
+    *PEERS,
     FLOOR_REPLAY,
     Variant("replay", "/atomic/", FLOOR_REPLAY.name, replay=True),
 )

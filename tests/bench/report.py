@@ -12,7 +12,7 @@ from statistics import median
 
 from django.db import connection
 
-from .measure import UNPROTECTED, VARIANTS, Round, Turn, Variant
+from .measure import PEERS, UNPROTECTED, VARIANTS, Round, Turn, Variant
 
 
 def machine() -> Iterator[str]:
@@ -46,6 +46,19 @@ def latency_table(rounds: Sequence[Round]) -> Iterator[str]:
         for each in VARIANTS
     ]
     return table(("", "median, ms", "unprotected = 1", "added, ms", "added, times the floor's"), rows)
+
+
+def beside_peers(rounds: Sequence[Round]) -> Iterator[str]:
+    """What ours add, times what the cheapest of other packages adds."""
+    seconds = _by_variant(rounds, lambda turn: median(turn.block.latencies))
+    if not PEERS:
+        return
+    cheapest = min(PEERS, key=lambda each: median(seconds[each.name]))
+    for each in VARIANTS:
+        if each.floor and not each.replay:
+            added = [_over(seconds, each.name), _over(seconds, cheapest.name)]
+            ratio = interval(added, lambda ours, theirs: median(ours) / median(theirs))
+            yield f"{each.name} adds {ratio} times what {cheapest.name} adds."
 
 
 def processor_table(rounds: Sequence[Round]) -> Iterator[str]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from example_project.settings import *  # noqa: F403
 from example_project.settings import DATABASES, INSTALLED_APPS
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.bench"]
+from . import peers
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.bench", *peers.APPS]
+# The defaults: a peer reads the same setting, and refuses what it does not know.
+IDEMPOTENCY = {}
 ROOT_URLCONF = "tests.bench.urls"
 MIDDLEWARE = ["django.middleware.security.SecurityMiddleware", "django.middleware.common.CommonMiddleware"]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from . import counting, views
+from . import counting, peer_views, views
 
 urlpatterns = [
     path("unprotected/", views.Unprotected.as_view()),
@@ -11,4 +11,5 @@ urlpatterns = [
     path("floor-atomic/", views.FloorAtomic.as_view()),
     path("floor-leased/", views.FloorLeased.as_view()),
     path("listen/", counting.listen),
+    *peer_views.urls(),
 ]
