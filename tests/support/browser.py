@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from axe_core_python.selenium import Axe
 from django.conf import settings
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -84,19 +84,19 @@ class Browser:
 
     def follow(self, link: WebElement | None = None) -> None:
         """Click on a link, or press Enter where the focus is, and return when another page has come."""
-        left = self.one("html")
+        self.ask("window.isLeft = true")
         if link is None:
             self.press(Keys.ENTER)
         else:
             link.click()
-        eventually(lambda: self._is_gone(left) and self.ask("return document.readyState") == "complete", "another page")
+        eventually(self._is_at_another, "another page")
 
-    def _is_gone(self, element: WebElement) -> bool:
+    def _is_at_another(self) -> bool:
         try:
-            element.is_enabled()
-        except StaleElementReferenceException:
-            return True
-        return False
+            return bool(self.ask("return !window.isLeft && document.readyState === 'complete'"))
+        except WebDriverException:
+            # Between two pages there is nothing to ask, and the driver has many names for that.
+            return False
 
     def tab(self) -> WebElement:
         """Go on to the next element that takes the focus."""
