@@ -8,11 +8,11 @@ import pytest
 
 from django_idempotency.core.pruning import MARGIN
 from django_idempotency.core.states import Verdict
-from django_idempotency.models import IdempotencyKey, OutcomeCount
+from django_idempotency.models import IdempotencyKey
 from django_idempotency.storage import batches
 from tests.support import pruners
 from tests.support.keys import Keys, new_claim, rival_of
-from tests.support.laboratory import LaboratoryFile
+from tests.support.laboratory import LaboratoryFile, empty
 from tests.support.pauses import Failpoints
 from tests.support.waiting import eventually
 
@@ -26,16 +26,10 @@ def file(sqlite_file, django_db_blocker):
         made = LaboratoryFile(sqlite_file)
         # Whoever finds another writer at work waits for its turn, as the example does.
         alias = made.session(options={"timeout": 20})
-        delete_everything(alias)
+        empty(alias)
         yield made
-        delete_everything(alias)
+        empty(alias)
         made.close()
-
-
-def delete_everything(alias):
-    # Other tests use this file as well, and some leave counts of long ago.
-    for model in (IdempotencyKey, OutcomeCount):
-        model._default_manager.using(alias).all().delete()
 
 
 @pytest.fixture

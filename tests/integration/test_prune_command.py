@@ -12,11 +12,11 @@ from django.core.management.base import CommandError
 from django.utils import timezone as timezones
 
 from django_idempotency.management import prune as command
-from django_idempotency.models import IdempotencyKey, OutcomeCount, Tombstone
+from django_idempotency.models import Tombstone
 from django_idempotency.storage import counts, pruning as steps
 from django_idempotency.storage.transactions import own_connection
 from tests.support.keys import Keys, new_claim
-from tests.support.laboratory import LaboratoryFile
+from tests.support.laboratory import LaboratoryFile, empty
 from tests.support.leaves import expire_in, is_there, make_past, past
 
 
@@ -148,12 +148,9 @@ def plain(sqlite_file, settings, django_db_blocker):
         file = LaboratoryFile(sqlite_file)
         alias = file.session()
         settings.IDEMPOTENCY = {"DATABASES": (alias,)}
-        # Other tests use this file as well, and some leave counts of long ago.
-        for model in (IdempotencyKey, Tombstone, OutcomeCount):
-            model._default_manager.using(alias).all().delete()
+        empty(alias)
         yield alias
-        for model in (IdempotencyKey, Tombstone, OutcomeCount):
-            model._default_manager.using(alias).all().delete()
+        empty(alias)
         file.close()
 
 

@@ -11,11 +11,11 @@ from django.utils import timezone
 
 from django_idempotency.core.pruning import MARGIN
 from django_idempotency.core.states import Verdict
-from django_idempotency.models import IdempotencyKey, OutcomeCount, Tombstone
+from django_idempotency.models import Tombstone
 from django_idempotency.pruning import Fate, prune
 from django_idempotency.storage import batches
 from tests.support.keys import Keys, new_claim, rival_of
-from tests.support.laboratory import LaboratoryFile
+from tests.support.laboratory import LaboratoryFile, empty
 
 HOUR = timedelta(hours=1)
 
@@ -25,12 +25,9 @@ def file(sqlite_file, django_db_blocker):
     with django_db_blocker.unblock():
         made = LaboratoryFile(sqlite_file)
         alias = made.session()
-        # Other tests use this file as well, and some leave counts of long ago.
-        for model in (IdempotencyKey, Tombstone, OutcomeCount):
-            model._default_manager.using(alias).all().delete()
+        empty(alias)
         yield made
-        for model in (IdempotencyKey, Tombstone):
-            model._default_manager.using(alias).all().delete()
+        empty(alias)
         made.close()
 
 

@@ -14,6 +14,7 @@ from django_idempotency.schedules import beat_schedule
 from django_idempotency.storage import pruning
 from django_idempotency.storage.transactions import own_connection
 from tests.support.keys import Keys, new_claim
+from tests.support.laboratory import empty
 from tests.support.leaves import is_there, make_past
 from tests.support.outside import held, takes_no_keys
 
@@ -87,7 +88,7 @@ class TestPruning:
         partitioned, plain = lab.session(), lab._known_as("plain", sqlite_entry(sqlite_file))
         settings.IDEMPOTENCY = {"DATABASES": (plain, partitioned)}
         make_past(lab, 2, 5)
-        IdempotencyKey.objects.using(plain).all().delete()
+        empty(plain)
         for _ in range(3):
             Keys(plain).sealed(new_claim(), retention=-7200.0)
         counted = tasks.prune()

@@ -21,6 +21,7 @@ from django.db import connection, connections
 from psycopg import sql
 
 from django_idempotency import retention
+from django_idempotency.models import IdempotencyKey, OutcomeCount, Tombstone
 
 from .waiting import eventually
 
@@ -168,6 +169,12 @@ class LaboratoryFile(Laboratory):
         entry |= {"ENGINE": "django.db.backends.sqlite3", "NAME": self.database} | changes
         entry["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 0.05} | (options or {})
         return self._known_as(f"lite{next(_numbers)}", entry)
+
+
+def empty(alias: str) -> None:
+    """Delete all that can be pruned: a file is used by many tests, and some leave counts or tombstones of long ago."""
+    for model in (IdempotencyKey, Tombstone, OutcomeCount):
+        model._default_manager.using(alias).all().delete()
 
 
 def doctor(lab: Laboratory, function: str, old: str, new: str) -> None:
