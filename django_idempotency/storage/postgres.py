@@ -173,7 +173,7 @@ class PostgresStore:
         self, id: UUID, owner_token: UUID, response: RecordedResponse, *, retention: float, lease: float, durable: bool
     ) -> Sealing:
         statement = _seal_statement(retention, durable, lease)
-        arguments = (id, owner_token, response.status, json.dumps(response.headers), response.body)
+        arguments = _to_seal(id, owner_token, response)
         return Sealing(self._value(statement, arguments))
 
     def seal_and_commit(
@@ -182,7 +182,7 @@ class PostgresStore:
         connection = connections[self.alias]
         if not may_bring_commit(connection):
             return False
-        arguments = (id, owner_token, response.status, json.dumps(response.headers), response.body)
+        arguments = _to_seal(id, owner_token, response)
         try:
             with connection.cursor() as cursor:
                 cursor.execute(_seal_and_commit_statement(retention, lease), arguments)
@@ -299,6 +299,10 @@ def _claim_statement(
         terms.append(f"{refuse_expired_for}")
     claim = f"SELECT idempotency_claim_v1(%s, %s, %s, %s, %s, {', '.join(terms)})"
     return "; ".join(filter(None, ("BEGIN" if begins else None, claim, then)))
+
+
+def _to_seal(id: UUID, owner_token: UUID, response: RecordedResponse) -> tuple[Any, ...]:
+    return id, owner_token, response.status, json.dumps(response.headers), response.body
 
 
 @lru_cache
